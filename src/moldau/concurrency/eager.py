@@ -21,14 +21,14 @@ class _Remainder:
         self._awaited = awaited
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        # The coroutine has awaited this future, which set the future's flag `_asyncio_future_blocking`. A task accepts
-        # only futures with this flag, so yield the same future.
+        # Yield the future that the coroutine awaits. That await has set the future's flag `_asyncio_future_blocking`,
+        # and a task accepts only futures with this flag.
         awaited = self._awaited
         while True:
             try:
                 yield awaited
             except BaseException as error:
-                # The coroutine may handle the error and await another future, which may fail as well.
+                # Pass the error to the coroutine, which may handle it and then await another future.
                 try:
                     awaited = self._coroutine.throw(error)
                 except StopIteration as stop:

@@ -122,7 +122,7 @@ class ProducerState:
                 count = (oldest.last_sequence - oldest.first_sequence) % SEQUENCE_LIMIT + 1
                 self.evicted_sequences = min(self.evicted_sequences + count, EVICTED_SEQUENCES_MAX)
             else:
-                # Compaction removed batches in between, so earlier sequences are no longer known to be in the log.
+                # Compaction left a gap after `oldest`, so sequences before the gap are not known to be in the log.
                 self.evicted_sequences = 0
         batches.append(batch)
 

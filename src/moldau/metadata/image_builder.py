@@ -333,7 +333,7 @@ class _ImageBuilder:
         base = self._base
         for name, partitions in self._partitions.items():
             self._topics[name] = dataclasses.replace(self._topics[name], partitions=tuple(partitions))
-        # A cached property is in the instance's dict only if a record has needed the map.
+        # Each map is a cached property, so `vars(self)` has only the maps that a record has needed.
         copies: dict[str, Any] = {
             name: MappingProxyType(vars(self)[f"_{name}"]) for name in MAPS if f"_{name}" in vars(self)
         }

@@ -210,7 +210,7 @@ def _versions(kind: type[Record]) -> range:
     return range(kind.__version__ if kind.__lowest__ < 0 else kind.__lowest__, kind.__version__ + 1)
 
 
-# Keys and versions are below 128, so each varint of a frame is one byte.
+# The frame version, the api key and the record version are varints below 128, so each takes one byte.
 _FRAME_SIZE = 3
 _WRITERS: dict[type, tuple[bytes, Callable[[io.BytesIO, Any], None]]] = {
     kind: (bytes((FRAME_VERSION, kind.__api_key__, kind.__version__)), entity_writer(kind)) for kind in RECORD_TYPES

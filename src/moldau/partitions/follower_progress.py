@@ -20,7 +20,7 @@ class FollowerProgress:
     """The broker epoch of the latest fetch."""
     fetched_ms: int = NEVER_MS
     caught_up_ms: int = NEVER_MS
-    """The latest time for which the follower is known to have all records that the leader's log had at that time."""
+    """The latest time T such that the follower is known to have every record that was in the leader's log at T."""
     leader_end_offset: int = 0
     """The leader's end offset at the latest fetch."""
     catch_up_offset: int = 0

@@ -46,7 +46,7 @@ class GuardedLog:
             if self.log.failure is not None:
                 self.mark_offline(error)
             elif self.transient_error is None:
-                # Report only the first transient error, because the error text differs between attempts.
+                # Report no further error until the partition is writable again, even if the error texts differ.
                 log.warning("partition is not writable for now", partition=str(self.log.name), reason=str(error))
                 self._set_transient_error(copy_error(error))
             raise

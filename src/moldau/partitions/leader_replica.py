@@ -82,7 +82,7 @@ class LeaderReplica:
         if wanted is not None:
             state.propose(wanted)
         if state.advance_high_watermark():
-            # A follower outside the ISR no longer keeps up, so the high watermark no longer waits for it.
+            # The high watermark can advance if `wanted_isr` found that a joining follower no longer keeps up.
             self._delayed.complete_commits(state.high_watermark)
         return None if wanted is None else self.pending_isr_change
 

@@ -224,7 +224,7 @@ class PartitionLeaderState:
                 self.rejected_proposal, self.proposal = self._merge_rejected(self.proposal), None
             return False
         if result.leader_epoch != self.leader_epoch or result.partition_epoch <= self.image.partition_epoch:
-            # Newer metadata has arrived before this response.
+            # The metadata of this broker is already at least as new as this response.
             return False
         self._discard_older_proposals(result.partition_epoch)
         removed = (each for each in (*self.image.isr, *self.departing_replicas) if each not in result.isr)
@@ -279,7 +279,7 @@ class PartitionLeaderState:
         follower = self.followers[replica]
         return broker is not None and broker.is_active and broker.epoch == follower.broker_epoch
 
-    # Checks of callers
+    # Checks of produce and fetch requests
 
     def check_min_isr(self) -> None:
         if not self.has_min_isr:

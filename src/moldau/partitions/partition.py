@@ -320,7 +320,7 @@ class Partition:
         """
         leader = self.require_leader()
         if leader.image.leader_epoch != leader_epoch:
-            # A leader of an epoch in between may have truncated the records and appended others at these offsets.
+            # After the append, another leader may have truncated these records and appended others at their offsets.
             raise NotLeaderOrFollowerError(
                 f"{self.name} had another leader after the records were appended: they may be lost",
                 self.leader_id,
@@ -364,7 +364,7 @@ class Partition:
             self._check_fetch_offset(offset, last_fetched_epoch)
         except (DivergingEpochError, OffsetOutOfRangeError):
             if isinstance(role, PartitionLeaderState):
-                # Without a lease raise NotLeaderOrFollowerError instead, because a newer leader may have this offset.
+                # Without a lease this raises NotLeaderOrFollowerError, because a newer leader may have this offset.
                 self.check_lease()
             raise
         # The high watermark is also the last stable offset, because there are no transactions yet.
@@ -399,7 +399,7 @@ class Partition:
         leader.check_follower_fetch(fetch)
         log_ = self.log
         if fetch.last_fetched_epoch > leader.leader_epoch:
-            # This epoch does not exist yet. The follower has a batch with a damaged epoch, which no checksum covers.
+            # The epoch of the follower's last batch does not exist yet, so it is damaged. No checksum covers epochs.
             raise DivergingEpochError(log_.epochs.latest, log_.end_offset)
         self._check_fetch_offset(fetch.offset, fetch.last_fetched_epoch)
         if is_new_request:

@@ -249,7 +249,7 @@ class ReplicaManager:
         try:
             await self.store.remove(name)
         except StorageError as error:
-            # No client can access this log any more. The next start renames it to a stray log.
+            # No client can access this log any more. The next start of the broker renames it to a stray log.
             log.error("the log of a deleted partition was not deleted", partition=str(name), reason=str(error))
         return partition
 

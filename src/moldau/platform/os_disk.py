@@ -86,7 +86,7 @@ def _run_jobs(jobs: "SimpleQueue[_Job | None]") -> None:
         except RuntimeError:
             # The event loop was closed, so no caller waits for the result.
             pass
-        # Drop all references to the job while this thread is idle, because they would keep the job's file open.
+        # Drop all references to the job before this thread waits, because they would keep the job's file open.
         del job, loop, work, done, outcome
 
 
@@ -137,7 +137,7 @@ class OsFile(GroupCommit):
         super().__init__()
         self.path = path
         self._threads = threads
-        # A file that was just opened is dirty (the default), because a killed process may have left unsynced data.
+        # A newly opened file counts as dirty (the default), because a killed process may have left unsynced data.
         self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self.size = os.fstat(self.descriptor).st_size
         self._is_closed = False

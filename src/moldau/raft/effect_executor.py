@@ -117,7 +117,7 @@ class EffectExecutor:
         try:
             await self.submit(events.ResignRequested())
         except StorageError:
-            # A failed node has reported its failure and has no leadership to give up.
+            # A failed node cannot resign. The other voters elect a new leader after a timeout.
             return
         await self._request_sender.wait_for_resign_requests()
 
@@ -166,7 +166,7 @@ class EffectExecutor:
                     response = effect
                 else:
                     await self._execute(effect)
-            # Deliver nothing before the node is caught up, because a restarted node would act on outdated metadata.
+            # Deliver nothing until this node has caught up, because a restarted node would act on old metadata.
             is_caught_up = self._state.quorum.is_caught_up
             await self._delivery.deliver(self._state.log.high_watermark if is_caught_up else -1)
         except Exception as error:
@@ -223,7 +223,7 @@ class EffectExecutor:
                 if not is_transient(error) or not self._has_started or self._log.failure is not None:
                     raise
                 if self._is_resigning or self.is_closing:
-                    # Give up, because the node is stopping and no other node relies on the missing write yet.
+                    # Stop retrying, because the node is stopping and no other node relies on the missing write yet.
                     self.failure = self.failure or error
                     raise
                 if self._disk_full_error is None:
@@ -270,7 +270,7 @@ class EffectExecutor:
         self._timer = None
         deadline_ms = self._state.deadline_ms
         if deadline_ms is not None and self._clock.monotonic_ms() < deadline_ms:
-            # The timer was early, because the node's clock is slower than the event loop's clock. Wait again.
+            # The timer fired early, because the node's clock is slower than the event loop's clock. Wait again.
             self._arm_timer()
         else:
             self.submit(events.TimerExpired())

@@ -227,7 +227,7 @@ class KafkaNetworkChannel:
         self._errors[node_id, api] = reason
         if code == ErrorCode.inconsistent_cluster_id:
             self._foreign_nodes[node_id] = None
-            # Stop only if most nodes belong to another cluster, because a single one may be misconfigured itself.
+            # Stop this node only if most nodes reject its cluster id, because a single other node may be misconfigured.
             if 2 * len(self._foreign_nodes) > len(self._known_nodes):
                 self._on_rejected(
                     InconsistentClusterIdError(

@@ -46,7 +46,7 @@ class ReplicaState:
         elif self.leader_end_ms != NEVER and offset >= self.leader_end_offset:
             self.last_caught_up_ms = max(self.last_caught_up_ms, self.leader_end_ms)
         self.leader_end_offset, self.leader_end_ms = leader_end_offset, now_ms
-        # Take the maximum, because the network may deliver an older fetch late.
+        # Take the maximum, because an older fetch may arrive after a newer one.
         self.end_offset = max(self.end_offset, offset)
 
     def to_progress(self, wall_minus_monotonic_ms: int) -> ReplicaProgress:
@@ -277,8 +277,8 @@ class LeaderState:
         return tuple(changed if is_same_replica(voter.key, changed.key) else voter for voter in self.voters)
 
     def _check_can_change_voters(self) -> None:
-        # Two concurrent changes could create disjoint majorities. So could a change before the leader knows all
-        # committed records.
+        # Two concurrent changes could create disjoint majorities. So could a change by a leader that has not committed
+        # a record in its epoch.
         if not self.has_committed_in_epoch:
             raise RequestTimedOutError("the leader of the metadata quorum was just elected; try again")
         if self.log.voters.last_entry.offset >= self.log.high_watermark:

@@ -71,7 +71,7 @@ class QuorumFetcher:
             self._handle_divergence(step, response.diverging_epoch)
         elif response.snapshot is not None:
             if response.snapshot.end_offset <= quorum.log.high_watermark:
-                # This node has committed all offsets in the snapshot. The leader sends it only if the logs diverge.
+                # This node has committed all records in the snapshot, so the leader sends it only if the logs diverge.
                 step.emit(self._divergence_error(response.snapshot.end_offset))
                 return
             self.fetching_snapshot = response.snapshot

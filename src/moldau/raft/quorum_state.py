@@ -160,7 +160,7 @@ class QuorumState:
         return self.is_voter
 
     def needs_pre_vote(self) -> bool:
-        # Pre-votes prevent a node that was disconnected from deposing a leader that has contact with a majority.
+        # Without pre-votes, a node that reconnects could depose a leader that has contact with a majority.
         return bool(self.other_voters())
 
     def can_grant_vote(self, request: VoteRequest, now_ms: int) -> bool:
@@ -208,7 +208,7 @@ class QuorumState:
         if leader_id == self.node_id or self.has_leader_resigned:
             return False
         if self.election.leader_id not in (NO_LEADER, leader_id):
-            # An epoch has only one leader, so the node that named this leader is wrong.
+            # An epoch has only one leader, and this node already knows it, so `leader_id` must be wrong.
             return False
         self.persist_election(step, replace(self.election, leader_id=leader_id))
         if not isinstance(self.epoch_state, UnattachedState):

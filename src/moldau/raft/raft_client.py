@@ -167,7 +167,7 @@ class RaftClient:
         """Stops the client. The caller closes the log afterwards."""
         await self._executor.close()
 
-    # Records of the leader
+    # Appends by the leader
 
     async def append(self, values: Sequence[bytes]) -> int:
         """Appends the values as one batch, which is not committed yet, and returns the offset of the last value.
@@ -194,7 +194,7 @@ class RaftClient:
         self._executor.check_failure()
         return self._state.quorum.require_leader()
 
-    # Requests of other nodes
+    # Requests from other nodes
 
     async def vote(self, request: raft.VoteRequest) -> raft.VoteResponse:
         return await self._respond(request, raft.VoteResponse)
@@ -227,7 +227,7 @@ class RaftClient:
         if log_state.start_offset <= offset < log_state.end_offset:
             records = (await self._log.read(offset, request.bytes_max, log_state.end_offset)).read()
             if self._leader_of(request.epoch) is None:
-                # Discard the records, because another leader's records may have replaced them in the log.
+                # Discard the records, because a new leader may have changed this node's log during the read.
                 return raft.QuorumFetchResponse(self.epoch, self.leader_id, is_leader=False)
         return raft.QuorumFetchResponse(
             self.epoch,
@@ -245,7 +245,7 @@ class RaftClient:
         if isinstance(response, raft.FetchSnapshotResponse):
             return response
         if self._leader_of(request.epoch) is None:
-            # The request was handled, but a new epoch may have started since then.
+            # This node has lost the leadership since `_handle` checked it.
             return raft.FetchSnapshotResponse(self.epoch, self.leader_id, is_leader=False)
         chunk = self._snapshots.read_chunk(request.snapshot, request.position, request.bytes_max)
         return raft.FetchSnapshotResponse(

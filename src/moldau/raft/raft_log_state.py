@@ -69,7 +69,7 @@ class RaftLogState:
         self.voters.truncate(end_offset)
 
     def advance_start_offset(self, start_offset: int, snapshot: SnapshotId) -> None:
-        # The leader's newer snapshot may have been installed while this node wrote an older one.
+        # Take the maximum, because the leader's newer snapshot may have been installed while this node wrote one.
         self.snapshot = snapshot if self.snapshot is None else max(self.snapshot, snapshot)
         if start_offset > self.start_offset:
             epoch = self.epochs.epoch_for_offset(start_offset - 1)

@@ -83,7 +83,7 @@ class RaftStateMachine:
         self._step = step = StepContext(now_ms, random_fraction)
         self._handle_event(event)
         if (self.leader_id, self.epoch) != leader:
-            # A deposed controller must stop at once, even if a later effect waits for disk space.
+            # LeaderChanged stops a deposed controller. It comes first, because other effects may wait for disk space.
             is_deposed = was_leader and not self.is_leader and self.epoch != leader[1]
             index = 0 if is_deposed else len(step.effects)
             step.effects.insert(index, LeaderChanged(self.leader_id, self.epoch))
@@ -138,12 +138,12 @@ class RaftStateMachine:
         if quorum.is_voter and len(self.quorum.voters) == 1:
             self._become_candidate()
         elif quorum.election.leader_id == quorum.node_id:
-            # This node led the epoch before it restarted. Uncommitted records of that epoch may be lost.
+            # This node led the epoch before it restarted. It cannot continue, because uncommitted records may be lost.
             quorum.transition_to_resigned(step, tuple(voter.key for voter in quorum.other_voters()))
         elif quorum.election.leader_id != NO_LEADER:
             self._follow(quorum.election.leader_id)
         else:
-            # Start an election soon. A pre-vote does not disturb a leader, and voters that know the leader name it.
+            # Start an election soon. Its pre-votes do not disturb an existing leader. The responses name that leader.
             timeout_ms = quorum.config.election_timeout_ms
             quorum.schedule_election(step.deadline_in(timeout_ms * step.random_fraction))
             self.fetcher.fetch(step)
@@ -173,8 +173,8 @@ class RaftStateMachine:
         if leader is None:
             self.fetcher.schedule_after_failure(self._step)
         elif self.quorum.other_voters() or self.log.end_offset == leader.epoch_start_offset:
-            # Resign if another voter may be able to append, or if the first record of the epoch is missing, because
-            # then this leader can commit nothing.
+            # If there are other voters, one of them may be able to append. Otherwise resign only if the first record of
+            # the epoch is missing, because a leader without this record can commit nothing.
             self._resign()
 
     # Elections
@@ -189,7 +189,7 @@ class RaftStateMachine:
             quorum.transition_to_prospective(step)
             self._request_votes(is_pre_vote=True)
             if has_failed and isinstance(self.quorum.epoch_state, ProspectiveState):
-                # The voters in this log may be outdated, and the current voters may have a leader.
+                # The voters in this node's log may be outdated, and the current voters may have a leader.
                 self.fetcher.look_up_leader(step)
         else:
             self._become_candidate()
@@ -296,8 +296,8 @@ class RaftStateMachine:
     def _advance_leader_high_watermark(self, leader: LeaderState) -> None:
         quorum, step = self.quorum, self._step
         end_offset = leader.majority_end_offset()
-        # A record of an earlier epoch on a majority can still be overwritten (Raft, 5.4.2). Such a record is committed
-        # only together with a record of this epoch.
+        # A record of an earlier epoch can still be overwritten, even if a majority has it (Raft, 5.4.2). Such a record
+        # is committed only together with a record of this epoch.
         if end_offset > leader.epoch_start_offset:
             quorum.advance_high_watermark(step, end_offset)
             if quorum.catch_up_offset is None:
@@ -347,7 +347,7 @@ class RaftStateMachine:
         is_from_leader = quorum.election.leader_id in (NO_LEADER, request.leader_id)
         may_elect = not isinstance(self.quorum.epoch_state, LeaderState | ResignedState)
         if request.epoch == self.epoch and is_from_leader and may_elect:
-            # The first candidate waits a short time, until all voters have the request. Each further one waits longer.
+            # The first candidate waits briefly, until all voters have the request. Each further candidate waits longer.
             timeout_ms = quorum.config.election_timeout_ms
             deadline_ms = quorum.election_timeout_deadline(step)
             for index, candidate in enumerate(request.preferred_candidates):
@@ -395,7 +395,7 @@ class RaftStateMachine:
                 self.fetcher.on_failed(step, node_id)
                 is_leader = isinstance(self.quorum.epoch_state, FollowerState) and self.leader_id == node_id
                 if event.is_connection_refused and is_leader:
-                    # The leader's process has ended, so start an election soon.
+                    # The refused connection shows that the leader's process has ended, so start an election soon.
                     delay_ms = quorum.config.election_timeout_ms / 5 * step.random_fraction
                     self._on_leader_resigned(step.deadline_in(delay_ms))
 

@@ -170,7 +170,8 @@ class AlterPartitionManager:
         for partition in partitions:
             key = PartitionKey(partition.topic_id, partition.name.partition)
             if self._held_until_ms.get(key, now_ms) > now_ms:
-                # Check the partition when the delay is over, because its high watermark may depend on the check.
+                # Check this partition right after the backoff. The high watermark may wait for the replicas of the
+                # rejected ISR change until another change is committed.
                 self._to_check[key] = partition
                 continue
             change = partition.propose_isr_change(lag_ms)

@@ -335,8 +335,7 @@ class ReplicaFetcher:
         if partition.failure is not None:
             self._mark_failed(key, partition, error)
         else:
-            # Retry slowly, because storage errors and bugs tend to last, and each retry transfers the same records
-            # again.
+            # Retry storage errors and bugs slowly. They tend to last, and each retry transfers the same records.
             is_local = isinstance(error, StorageError) or not isinstance(error, MoldauError)
             policy = BackoffPolicy.SLOW if is_local else BackoffPolicy.CONSTANT
             self._delay_with_warning(key, partition, str(error), policy)
@@ -375,8 +374,8 @@ class ReplicaFetcher:
             return
         position = partition.fetch_position()
         if position is None:
-            # Retry soon. The log has records that are not durable yet, from a previous leader or from this replica's
-            # own time as leader.
+            # Retry soon. Usually the log has records that are not flushed yet, from a previous leader or from this
+            # replica's own time as leader.
             self._delay_partition(key, BackoffPolicy.FAST)
         else:
             self._fetch_session.set_position(key, position)

@@ -69,7 +69,7 @@ class ReplicationQuotaManager:
         self._leader_bucket = TokenBucket(settings.broker.leader_replication_throttled_rate)
         self._follower_bucket = TokenBucket(settings.broker.follower_replication_throttled_rate)
 
-    # Leader, for replicas that are not in the ISR
+    # Leader, when it sends to replicas outside the ISR
 
     def leader_may_send(self, partition: LogName, now_ms: int) -> bool:
         return not (self._is_throttled_leader(partition, now_ms) and self._leader_bucket.is_exceeded(now_ms))

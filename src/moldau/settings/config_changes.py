@@ -50,7 +50,7 @@ def _list_change(
         raise InvalidConfigError(f"Can't {verb} to key {name} because its type is not LIST")
     if change is None:
         raise InvalidConfigError(f"Null value not supported to {verb}: {name}")
-    # The elements are validated later, together with the rest of the change.
+    # The elements are not validated here, because `parse_changes` validates the resulting list.
     return (definition.default if current is None else split_list(current)), split_list(change)
 
 

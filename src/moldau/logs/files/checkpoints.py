@@ -90,7 +90,7 @@ class Checkpoints(NamedTuple):
                 try:
                     await checkpoint.flush()
                 except OSError:
-                    # Restore the previous offset. Otherwise the next call would see no change and not write the file.
+                    # Restore the offset, because the next `truncate` writes the file only if the offset changes.
                     checkpoint.set(name, known)
                     raise
 

@@ -185,7 +185,7 @@ class Cleaner:
                 disk.remove(cleaned.path(LOG_SUFFIX + CLEANED_SUFFIX))
                 return False
             try:
-                # Renaming the file to .swap commits the swap.
+                # This rename commits the swap. After a later crash, recovery completes it.
                 disk.rename(cleaned.path(LOG_SUFFIX + CLEANED_SUFFIX), swap)
                 await disk.sync_directory(directory)
             except OSError:
@@ -201,7 +201,7 @@ class Cleaner:
                 disk.rename(swap, cleaned.path(LOG_SUFFIX))
                 await disk.sync_directory(directory)
             except OSError as error:
-                # Old files may be deleted while the new file is not in place. Recovery completes the swap.
+                # Some old files may be deleted while the new file is not in place. Only recovery can complete the swap.
                 log_.health.mark_offline(f"compacting {log_.name} failed: {error}")
                 raise
             log_.segments.replace_group(group, cleaned)

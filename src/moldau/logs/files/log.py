@@ -171,7 +171,7 @@ class FileLog(Log):
         if not batches:
             return
         if self._directory_changes_synced < self._truncation_change:
-            # Sync the directory first. Otherwise a power failure could bring truncated segments back after the append.
+            # Sync the deletion of truncated segments before the append, so that no power failure brings them back.
             await self._sync()
         last = batches[-1]
         parts: Sequence[Buffer]
@@ -202,7 +202,7 @@ class FileLog(Log):
         try:
             segment.file.truncate(segment.size)
         except OSError as second:
-            # Take the log offline, because nothing may be appended after a torn batch.
+            # Take the log offline, because recovery would delete all batches that follow a torn batch.
             self.health.mark_offline(f"cannot truncate the torn end of {self.name}: {second}")
         return self.health.on_disk_error("appending to", error)
 
@@ -392,7 +392,7 @@ class FileLog(Log):
                 yield
             except (CorruptRecordError, OSError) as error:
                 if self.truncations != truncations:
-                    # The files are only partly truncated, and only recovery can repair them.
+                    # The files may be only partly truncated, and only recovery can repair them.
                     self.health.mark_offline(f"truncating {self.name} failed: {error}")
                     raise StorageError(str(self.failure)) from error
                 if isinstance(error, OSError):
@@ -404,14 +404,14 @@ class FileLog(Log):
         keep = segments.count_up_to(offset)
         segment = segments[keep - 1]
         position = segment.position_of(offset)
-        # The log ends after its last batch, even if `offset` is higher, in a gap between batches. A restart would not
-        # restore a higher end offset.
+        # The log ends after its last remaining batch, even if `offset` is higher (in a gap between batches), because a
+        # restart would not restore a higher end offset.
         end = segment.next_offset_before(position)
         if end < self.start_offset:
             # The truncation removes the batch that contains the start offset, so no readable record remains.
             await self._reset(await self._reset_keeping_producers(self.start_offset, end))
             return
-        # Lower the checkpoints first. Otherwise recovery after a crash would treat the truncated records as lost.
+        # Lower the checkpoints before truncating. After a crash, recovery would otherwise treat the records as lost.
         await self.checkpoints.truncate(self.name, end)
         # Truncate the epochs before the records. In the other order, a crash could leave an epoch without records,
         # which would make this log look newer than it is. Recovery restores missing epochs from the records.
@@ -482,7 +482,7 @@ class FileLog(Log):
         if offset <= self.start_offset:
             return
         if offset > self.durable_offset:
-            # Flush first, because after a crash the log must not end before its start offset.
+            # Flush before advancing, because after a crash the log must not end before its start offset.
             await self.flush()
         if offset == self.end_offset and self.segments.active.size:
             self.roll(offset, offset)

@@ -173,8 +173,8 @@ class _LogLoader:
     async def _open_segments(self) -> list[LogSegment]:
         names = self._disk.list(self._directory)
         base_offsets = [offset for name in names if (offset := parse_offset(name, LOG_SUFFIX)) is not None]
-        # Do not delete segments below the start offset here; retention deletes them later. They may have the only
-        # copy of a producer's last batch, and the start offset comes from a file without a checksum.
+        # Keep the segments below the start offset until retention deletes them. They may have the only copy of a
+        # producer's last batch, and the start offset comes from a file without a checksum.
         if base_offsets:
             self._start_offset = max(self._start_offset, base_offsets[0])
         else:
@@ -227,8 +227,7 @@ class _LogLoader:
             del segments[number:]
         delete_snapshots_after(self._disk, self._directory, kept_end)
         for segment in segments[first:]:
-            # Sync the files, because batches and file names may be only in the page cache after the process was
-            # killed.
+            # Sync the files, because a killed process may have left batches and file names only in the page cache.
             await segment.file.sync()
         await self._disk.sync_directory(self._directory)
         for segment, (base, state) in zip(segments[first:], states, strict=False):
@@ -275,13 +274,13 @@ class _LogLoader:
                         f"the batch at position {position} has offset {batch.base_offset} after {expected - 1}"
                     )
                 if batch.leader_epoch < latest:
-                    # No checksum covers the epoch. Reject a lower epoch, because a wrong epoch would get into the
-                    # leader epoch cache.
+                    # Reject an epoch below that of the previous batch. No checksum covers epochs, and a wrong epoch
+                    # would get into the leader epoch cache.
                     raise CorruptRecordError(
                         f"the batch at position {position} has epoch {batch.leader_epoch} after {latest}"
                     )
-                # Register the batch first. If `register_batch` rejects its offset, `expected` must still be the end of
-                # the previous batch.
+                # Register the batch before `expected` changes. If `register_batch` rejects the offset, `expected` must
+                # still be the end of the previous batch.
                 segment.register_batch(batch, position)
                 before_gap = expected if batch.base_offset > expected else batch.next_offset
                 expected, latest = batch.next_offset, batch.leader_epoch

@@ -29,9 +29,9 @@ async def apply_retention(log_: "FileLog", now_ms: int, below: int) -> None:
                 start = max(log_.start_offset, segments.active.base_offset)
             await delete_segments_below(log_, start)
     if len(segments) > 1 and segments[1].base_offset <= log_.start_offset:
-        # A crash or a full disk prevented the deletion of these segments.
+        # A crash or a full disk has prevented the deletion of segments below the start offset.
         await delete_segments_below(log_, log_.start_offset)
-    # Flush here, because nothing else flushes the log with write.caching.
+    # Flush here, because appends do not flush a log with write.caching.
     await log_.flush_and_finalize()
     async with log_.maintenance():
         for segment in segments.closed:

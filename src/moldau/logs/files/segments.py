@@ -29,8 +29,7 @@ class RollPolicy:
             roll_ms = min(roll_ms, settings.max_compaction_lag_ms)
         jitter_ms = min(settings.segment_jitter_ms, roll_ms)
         if jitter_ms:
-            # The jitter is derived from the log name, so that it differs between logs and a simulation can be
-            # repeated.
+            # The jitter comes from the log name, so that logs differ and a simulation can be repeated.
             roll_ms -= crc32c.crc32c(str(name).encode()) % jitter_ms
         self._roll_ms = roll_ms
 

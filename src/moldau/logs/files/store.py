@@ -117,7 +117,7 @@ class FileLogStore(LogStore):
             self._topic_ids[log_name] = topic_id
         names = self._disk.list(path)
         if PARTITION_METADATA not in names and all(parse_offset(file, LOG_SUFFIX) is None for file in names):
-            # A crash interrupted the creation of this log. The log is empty, because the topic id is written first.
+            # The creation of this log was interrupted. It has no records, because the topic id is written before them.
             self._disk.remove(path)
         else:
             self._unopened.add(log_name)
@@ -153,8 +153,8 @@ class FileLogStore(LogStore):
             if not self._disk.exists(f"{path}/{PARTITION_METADATA}") or self._read_topic_id(path) is None:
                 self._check_is_empty(path, topic_id)
                 if name in self._stale_in_checkpoints:
-                    # Flush the checkpoints first. Otherwise the new log would get the offsets of the deleted log
-                    # after a crash.
+                    # Flush the checkpoints before the log is created. Otherwise the new log would get the deleted log's
+                    # offsets after a crash.
                     await self._flush_checkpoints(name)
                 self._disk.make_directory(path)
                 await self._disk.replace(f"{path}/{PARTITION_METADATA}", format_partition_metadata(topic_id).encode())
@@ -179,7 +179,7 @@ class FileLogStore(LogStore):
             start_offset=self._checkpoints.start_offsets.get(name),
         )
         try:
-            # Lower the checkpoints to the log end. With write.caching, a crash may have lost committed records.
+            # Lower the checkpoints to the log end, because with write.caching a crash may have lost committed records.
             await self._checkpoints.truncate(name, loaded.end_offset)
         except OSError as error:
             raise StorageError(f"cannot open the log {name}: {error}") from error
@@ -261,7 +261,7 @@ class FileLogStore(LogStore):
         try:
             await self._flush_checkpoints(name)
         except OSError as error:
-            # The log itself is deleted or renamed. Creating a log of the same name flushes the checkpoints first.
+            # Do not fail, because the checkpoints are flushed again before a log of the same name is created.
             log.warning("checkpoint was not written", log=str(name), reason=str(error))
 
     async def _flush_checkpoints(self, name: LogName) -> None:
