@@ -45,7 +45,7 @@ def to_binary(array: Any, what: str) -> pa.Array:
         if is_bytes or pa.types.is_null(kind) or pa.types.is_string(array.type):
             return array.cast(pa.binary())
     except pa.ArrowInvalid:
-        # Use 64-bit offsets, because a column of type binary_view or string_view may be too large for 32-bit offsets.
+        # Use 64-bit offsets, because the column has too many bytes for the 32-bit offsets of `pa.binary()`.
         return array.cast(pa.large_binary())
     raise TypeError(f"{what} must be binary or string, not {kind}")
 

@@ -115,7 +115,7 @@ def _batch_fields(batches: Sequence[Batch], sections: Sequence[Buffer]) -> Int64
         count = batch.count
         if count < 0 or count * RECORD_BYTES_MIN > len(section):
             raise CorruptRecordError(f"{batch!r} claims {count} records in {len(section)} bytes")
-        # An empty buffer may have no address. 0 works, because the kernel reads nothing if there are no records.
+        # If there are no records, the kernel reads nothing. Use address 0, because an empty buffer may have no address.
         start = pa.py_buffer(section).address if count else 0
         fields += (
             batch.base_offset,

@@ -28,7 +28,7 @@ _MASK = 0xFFFFFFFF
 
 @kernel_helper
 def varint_size(value: int) -> int:
-    # Mask the sign bits that >> copies in, because a zig-zag encoded number may use all 64 bits.
+    # A zig-zag encoded number is unsigned and may use all 64 bits, so clear the sign bits that >> copies in.
     remaining = (((value << 1) ^ (value >> 63)) >> 7) & _BITS_57
     size = 1
     while remaining:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from moldau.columnar.kernel_cache import kernel_cache_for
 
-# Use import_module, because numba's type annotations differ between versions.
+# Use import_module, so that mypy ignores numba's type annotations, which differ between versions.
 numba: Any = import_module("numba")
 types: Any = import_module("numba.core.types")
 cgutils: Any = import_module("numba.core.cgutils")

@@ -37,7 +37,7 @@ class EventLoopThread:
         self.idle_fetchers: defaultdict[tuple[Cluster, FetchOptions], list[Fetcher]] = defaultdict(list)
         """Fetchers that no reader uses now."""
         self.is_closed = False
-        # Use a daemon thread, because the process may exit at any time.
+        # Use a daemon thread, so that a running event loop does not keep the process from exiting.
         self._thread = threading.Thread(target=self._loop.run_forever, name="moldau client", daemon=True)
         self._thread.start()
 

@@ -73,7 +73,7 @@ class ClassCache:
     def jvm_options(self) -> list[str]:
         """Returns the Java options that enable the cache. Java silently ignores an unusable cache."""
         use = [f"-XX:AOTCache={self.path}"] if self._is_aot else [f"-XX:SharedArchiveFile={self.path}", "-Xshare:auto"]
-        # Log only errors, and to standard error. By default Java logs to standard output, which is for results.
+        # Log only errors, but none about the cache, to standard error. Standard output, Java's default, is for results.
         return [*use, "-Xlog:disable", f"-Xlog:all=error,{'aot' if self._is_aot else 'cds'}*=off:stderr"]
 
     @property
@@ -107,7 +107,7 @@ class ClassCache:
             if self.is_ready():
                 yield None
                 return
-            # Remove the files that killed processes left.
+            # Remove the unfinished caches of killed processes.
             self._clean_up()
             try:
                 yield self.path.with_name(f"{self.path.stem}.new-{os.getpid()}{self.path.suffix}")

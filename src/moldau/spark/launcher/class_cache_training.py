@@ -126,7 +126,7 @@ def main(output: str) -> None:
     except Exception:
         traceback.print_exc()
         give_up()
-    # Java writes the cache when it exits.
+    # Let Java exit normally, because only then does Java write the cache.
     gateway.shut_down()
 
 

@@ -56,7 +56,7 @@ def wait_for_executors(context: "SparkContext", master: Master, within_s: float)
                 f"The master {master.url} has terminated the application: its executors could not "
                 "start. See the workers' logs (work/app-… in their directories)."
             )
-        # The status also contains the driver.
+        # The status has one entry for the driver and one for each executor.
         if state.getExecutorMemoryStatus().size() > 1:
             return
         if time.monotonic() > deadline:

@@ -14,7 +14,7 @@ def work(sock: socket.socket, authenticated: bool) -> int:
     try:
         return int(_work(sock, authenticated))
     except OSError:
-        # The socket has failed, because PySpark catches and reports errors of user code itself. A result other than 0
+        # PySpark itself catches and reports errors of user code, so this error comes from the socket. Any result but 0
         # ends the worker.
         return 1
 

@@ -123,7 +123,7 @@ def _train_class_cache(cache: ClassCache, output: Path) -> bool:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            # Ctrl-C must interrupt this process only. `finally` then terminates the child.
+            # Ctrl-C must not interrupt the child. The parent terminates the child in `finally`.
             process_group=0,
             env=environ,
         )

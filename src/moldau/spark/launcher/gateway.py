@@ -30,7 +30,7 @@ class Gateway:
         """Returns PySpark's gateway object for this process."""
         from pyspark.java_gateway import launch_gateway
 
-        # Only `launch_gateway` may see these variables. A later session would take them for another program's gateway.
+        # Set these variables only for `launch_gateway`. To later sessions they mean that another program started Java.
         os.environ |= {"PYSPARK_GATEWAY_PORT": str(self.port), "PYSPARK_GATEWAY_SECRET": self.secret}
         try:
             gateway = launch_gateway()  # type: ignore[no-untyped-call]
@@ -72,7 +72,7 @@ def start_gateway(
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
-            # Ctrl-C must interrupt only the driver, which may need Java to finish its work.
+            # Ctrl-C must interrupt only the driver, which may still need Java, for example to stop queries.
             process_group=0,
             pass_fds=tuple(descriptors),
             env={**environ, "SPARK_CONNECT_MODE": "0", "_PYSPARK_DRIVER_CONN_INFO_PATH": str(connection_file)},

@@ -88,7 +88,7 @@ def _query_version(program: Path, origin: str) -> dict[str, str]:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"The Java of {origin} ({program}) cannot be run: {error}. {INSTALL_HINT}") from None
     found = re.findall(r"^\s*(java\.(?:runtime\.)?version) = (\S+)", completed.stderr, re.M)
-    # Use the names of the release file, such as JAVA_VERSION for java.version.
+    # Use the names in the file `release` of a Java installation, such as JAVA_VERSION for java.version.
     return {name.upper().replace(".", "_"): value for name, value in found}
 
 

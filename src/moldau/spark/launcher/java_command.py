@@ -62,7 +62,7 @@ def java_command(
     class_path: str = "",
 ) -> list[str]:
     """Returns the command of a Spark class in `org.apache.spark.deploy`. `class_path` is searched before Spark's."""
-    # Put the settings directory last, because a class cache requires that the start of the class path is unchanged.
+    # Put the settings directory last, because a class cache works only if the class path starts as in the training.
     whole_path = ":".join(filter(None, [class_path, spark.class_path(), f"{spark.settings}/"]))
     command = [str(java.program), "-cp", whole_path, f"-Xmx{memory}", *module_options(java.release), *options]
     return [*command, f"org.apache.spark.deploy.{main_class}", *arguments]

@@ -219,7 +219,7 @@ def _with_runtime_settings(spark_master: Master, chosen: Mapping[str, str]) -> d
     """Returns the settings with the driver's address and the archive of Moldau's code for executors."""
     prepared = dict(chosen)
     if spark_master.kind is MasterKind.STANDALONE:
-        # Use the address from the connection to the master, because host names may not resolve on other machines.
+        # Other machines may be unable to resolve this machine's name. Use its address on the connection to the master.
         address = reach_master(spark_master, parse_seconds(MASTER_TIMEOUT, chosen[MASTER_TIMEOUT]))
         prepared.setdefault("spark.driver.host", address)
     if spark_master.kind is not MasterKind.LOCAL:

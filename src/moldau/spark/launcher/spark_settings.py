@@ -21,7 +21,7 @@ EXECUTOR_TIMEOUT = "spark.moldau.executorTimeout"
 """How long the first executor may take to start on a busy cluster."""
 
 COMMON_SETTINGS = {
-    # With this limit Spark does not measure each row, and rows with headers reach Python writers 12 times faster.
+    # This value means no limit, so Spark measures no rows. Rows with headers reach Python writers 12 times faster.
     "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
     # With UTC, days and hours are the same on every machine and in Kafka's tools.
     "spark.sql.session.timeZone": "UTC",
@@ -38,13 +38,13 @@ LOCAL_SETTINGS = {
     # resolve.
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # The driver needs more memory, because executors share the driver's process.
+    # The driver needs more memory than Spark's default of 1g, because the tasks also run in the driver's process.
     "spark.driver.memory": "2g",
-    # This daemon prints no errors when `show` ends workers early. Clusters do not use it, because there the daemon may
-    # start before Moldau's code arrives.
+    # This daemon prints no errors when `DataFrame.show` ends Python workers early. Clusters do not use this daemon,
+    # because it may start on an executor before Moldau's code has been copied there.
     "spark.python.daemon.module": "moldau.spark.launcher.daemon",
-    # These settings skip the checksum files of local checkpoints. Together with Unix sockets, this halves the time of a
-    # small micro-batch.
+    # These two settings avoid checksum files for local checkpoints. Without these files and with Unix sockets, a small
+    # micro-batch takes half the time.
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -61,7 +61,7 @@ def default_settings(master: Master, *, temporary: str | None = None) -> dict[st
     if master.kind is MasterKind.LOCAL:
         chosen |= LOCAL_SETTINGS
     # Use few partitions, because stateful micro-batches have a cost per partition. Spark's default of 200 is for
-    # terabytes. A local master gets one partition per thread, within limits.
+    # terabytes. A local master gets one partition per thread, but at least 2 and at most 8.
     partitions = min(max(master.threads, 2), 8) if master.kind is MasterKind.LOCAL else 16
     chosen["spark.sql.shuffle.partitions"] = str(partitions)
     return chosen

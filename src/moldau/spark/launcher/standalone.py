@@ -23,7 +23,7 @@ MEMORY = "1g"
 
 def exec_master(host: str, port: int, web_ui_port: int) -> NoReturn:
     try:
-        # Check the port first, because Spark would silently take the next port if this one is in use.
+        # Check the port before Spark starts, so that a port in use is reported without a Java stack trace.
         with socket.create_server((host, port)):
             pass
     except OSError as error:

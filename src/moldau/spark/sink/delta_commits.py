@@ -181,7 +181,7 @@ def _append(
     table: DeltaTable, schema: dict[str, Any], files: Sequence[WrittenFile], transactions: CommitProperties
 ) -> None:
     if len(schema["fields"]) < len(table.schema().fields):
-        # Remove the bounds, because they must cover all columns of the table or none (see `delta_stats`).
+        # Remove bounds from the statistics. Bounds must cover all columns of the table or none (see `delta_stats`).
         files = [
             replace(each, stats={name: each.stats[name] for name in ("numRecords", "nullCount")}) for each in files
         ]

@@ -88,8 +88,7 @@ class TableFiles:
     def write(self, batch: pa.RecordBatch) -> None:
         if batch.num_rows == 0:
             return
-        # Cast to the expected types, because Spark labels timestamps with the session's time zone. This does not change
-        # the instants.
+        # Cast to the expected types. Spark labels timestamps with the session's time zone, but instants are unchanged.
         batch = pa.record_batch(
             [column.cast(expected.type) for column, expected in zip(batch.columns, self.schema, strict=True)],
             schema=self.schema,

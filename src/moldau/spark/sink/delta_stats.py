@@ -80,7 +80,7 @@ def _bounds(parts: list[Any]) -> tuple[Any, Any]:
     try:
         return min(each.min for each in filled), max(each.max for each in filled)
     except OverflowError:
-        # A time or date is outside the years 1 to 9999.
+        # Python cannot represent a time or date outside the years 1 to 9999.
         raise _UnboundedError from None
 
 

@@ -118,10 +118,10 @@ def _last_rows(
     """Returns the last row of each key, with a column that marks deletions."""
     deletes: Column = F.lit(False) if delete_when is None else F.coalesce(F.expr(delete_when), F.lit(False))
     marked = frame.withColumn(_DELETES_COLUMN, deletes)
-    # Without `order_by`, keep the second row of a key too, so that a repeated key is detected below.
     order = [F.col(_quote(name)).desc_nulls_last() for name in order_by] or [F.lit(0)]
     window = Window.partitionBy(*[F.col(_quote(name)) for name in key]).orderBy(*order)
     ranked = marked.withColumn(_RANK_COLUMN, F.row_number().over(window))
+    # Without `order_by`, keep the second row of a key too, so that a repeated key is detected below.
     ranked = ranked.where(F.col(_RANK_COLUMN) == 1 if order_by else F.col(_RANK_COLUMN) <= 2)
     rows = ranked.drop(*leave_out).toArrow()
     for name in key:
@@ -154,7 +154,7 @@ def _create(location: Location, rows: pa.Table, partition_by: Sequence[str], app
 
 def _merge(table: DeltaTable, rows: pa.Table, key: Sequence[str], app_id: str, batch_id: int) -> None:
     columns = {_quote(name): f"source.{_quote(name)}" for name in rows.column_names if name != _DELETES_COLUMN}
-    # Set the missing columns to null, because a row replaces the old row completely.
+    # Set a table column to null if the rows lack it, because a new row replaces the old row completely.
     missing = {_quote(field.name): "NULL" for field in table.schema().fields if field.name not in rows.column_names}
     (
         table.merge(

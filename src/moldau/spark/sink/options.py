@@ -92,7 +92,7 @@ def topic_name_problem(name: str) -> str | None:
 def _producer(kafka: OptionReader) -> dict[str, Any]:
     settings: dict[str, Any] = dict(_DEFAULTS)
     settings |= kafka.integers(_NUMBER_SETTINGS)
-    # In Kafka, 0 means one batch per record.
+    # In Kafka, a batch size of 0 means one record per batch. A size of 1 byte has the same effect here.
     settings["batch_size"] = max(1, settings["batch_size"])
     settings["compression"] = kafka.choice("compression.type", COMPRESSIONS, "none")
     settings["acks"] = _ACKS[kafka.choice("acks", _ACKS, "all")]

@@ -55,7 +55,7 @@ class OffsetCommitter:
             while self._pending:
                 offsets, self._pending = self._pending, {}
                 await self._commit(offsets)
-                # Treat failed offsets as committed too, so that they are retried only when they change.
+                # Add offsets whose commit failed too, so that not every micro-batch commits the same offsets again.
                 self._committed |= offsets
         finally:
             self._commit_task = None

@@ -153,7 +153,7 @@ class PartitionCatalog:
         attempt_ms = _FIRST_ATTEMPT_MS
         while remaining:
             remaining_time_ms = max(1, round((deadline - loop.time()) * 1000))
-            # The last attempt gets all the remaining time.
+            # If the time does not suffice for another attempt after this one, this attempt gets all the remaining time.
             is_last = remaining_time_ms < 2 * attempt_ms
             try:
                 found = await list_offsets(

@@ -71,7 +71,7 @@ def _to_log_offset(offset: int, limit: OffsetRangeLimit, log: range) -> int:
         return log.start if offset == EARLIEST else log.stop
     if isinstance(limit, SpecificOffsets):
         return offset
-    # Limit the offset to the log, because the log may have changed between the two requests.
+    # Limit the offset to the log, which may have changed between the lookups of the offset and of the log's range.
     return min(max(offset, log.start), log.stop)
 
 
@@ -86,7 +86,7 @@ def _limit_to_log(requested: OffsetRange, log: range, options: SourceOptions) ->
             raise OptionError(
                 f"{where} would be read from {requested.start} to {requested.end}: the end is before the start"
             )
-        # The range is empty because the times are in reverse order or the records are not ordered by time.
+        # The starting time is after the ending time, or the records are not ordered by time. The range is empty.
         return requested._replace(end=requested.start)
     if requested.size and requested.start < log.start:
         what = f"{where} should be read from offset {requested.start}, but its log starts at {log.start}"
@@ -141,7 +141,8 @@ class StreamPlanner:
                 # Wait for pending commits, because the query and its process end now.
                 await self._committer.drain()
         elif limits is not None:
-            # Do not delay after data loss. New records could get the offsets of lost records and would then be skipped.
+            # After data loss, do not wait for a larger micro-batch. While the query waits, new records could reuse the
+            # lost offsets. The loss would then no longer be detected, and the new records would be skipped.
             may_wait = self._fixed_end is None and resumed == start.offsets
             last_s = self._last_batch_s
             since_last_ms = None if last_s is None else round((time.monotonic() - last_s) * 1000)

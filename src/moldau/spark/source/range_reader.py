@@ -169,7 +169,7 @@ class RangeReader:
             self._position = first
             fetcher.seek(self._partition, first)
         else:
-            # Retry, because the response may have come from a broker that is not the leader.
+            # The log has this position. Retry, because the error may have come from a broker that is not the leader.
             if self._remaining_ms() <= 0:
                 raise self._timeout_error(str(error))
             await asyncio.sleep(_RETRY_BACKOFF_MS / 1000)
