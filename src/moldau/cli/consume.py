@@ -171,7 +171,7 @@ class _RecordPrinter:
                 is_written = True
         finally:
             if not is_written:
-                # The records were not printed, so their offsets must not be committed.
+                # Seek back to these records. They were not printed, so their offsets must not be committed.
                 for record in reversed(records):
                     self._consumer.seek(TopicPartition(record.topic, record.partition), record.offset)
         return is_written
@@ -188,7 +188,7 @@ class _RecordPrinter:
             return False
         ends = await self._consumer.end_offsets(partitions)
         try:
-            # The time is limited, because the topic may be deleted meanwhile. The next poll handles the deletion.
+            # Limit the time, because a lookup for a deleted topic cannot succeed. The next poll handles the deletion.
             async with asyncio.timeout(POSITIONS_TIMEOUT_S):
                 positions = await asyncio.gather(*(self._consumer.position(each) for each in partitions))
         except TimeoutError:

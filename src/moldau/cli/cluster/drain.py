@@ -73,7 +73,7 @@ async def move_all(admin: Admin, node: int) -> None:
         started: Moves = {}
         printed: Reasons = {}
         while True:
-            # The moves are planned again each time, because topics may be created on this node meanwhile.
+            # Plan the moves again in each iteration, because new topics may have been placed on the node meanwhile.
             plan = await _plan(admin, node, started)
             total = max(total, plan.remaining_count)
             progress.update(bar, total=total, completed=total - plan.remaining_count)

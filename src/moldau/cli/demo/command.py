@@ -78,7 +78,7 @@ def demo(
         if outcome.error is not None:
             raise CommandError(outcome.error)
         if stop_request.signal_number == signal.SIGHUP:
-            # The terminal was closed.
+            # Print nothing more, because the terminal was closed.
             raise typer.Exit(0)
         if keep:
             print_notice(f"The data is kept in {directory}.")

@@ -50,7 +50,7 @@ def run_node(port: int, directory: Path, cleanup_directory: Path | None = None) 
             stderr=errors,
             env=child_environment(),
             text=True,
-            # In a new session the node does not receive Ctrl-C. The demo handles Ctrl-C and stops the node last.
+            # In a new session the node does not receive Ctrl-C. The demo stops the node after the pipeline.
             start_new_session=True,
         )
     try:

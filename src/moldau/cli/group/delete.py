@@ -46,7 +46,7 @@ def group_delete(
 
 
 async def _delete_offsets(admin: Admin, group: str, topics: list[str]) -> DeleteResults:
-    # This call raises an error if the group does not exist. `list_group_offsets` would only return no offsets.
+    # This call raises an error if the group does not exist. `list_group_offsets` would return no offsets and no error.
     await admin.describe_group(group)
     committed = await admin.list_group_offsets(group)
     results: DeleteResults = {}

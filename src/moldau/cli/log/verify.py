@@ -165,8 +165,8 @@ class DirectoryVerifier:
                 for position, batch in read_batches(file.log):
                     segment.add(position, batch)
             except CorruptRecordError:
-                # The error is not reported, because the segment is not one of the files to check. The index is checked
-                # against the batches before the error.
+                # Do not report the error, because the segment is not one of the files to check. The index is checked
+                # only against the batches that precede the corrupt one.
                 pass
         return self._segments[file.log]
 

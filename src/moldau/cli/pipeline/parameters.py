@@ -57,7 +57,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")
 def load_pipeline(file: Path, bootstrap: str | None) -> PipelineDefinition:
     from moldau.pipelines.spec.loader import load
 
-    # The path is resolved, so that the paths of tables and checkpoints do not depend on the working directory.
+    # Resolve the directory, so that paths of tables and checkpoints do not depend on the working directory or on links.
     file = file.parent.resolve() / file.name
     return load(file, overrides={} if bootstrap is None else {"bootstrap": bootstrap})
 

@@ -73,7 +73,7 @@ def run_and_report(
                 print_notice(f"Details: {directory.error_log}")
             raise typer.Exit(1)
         if stop_request.signal_number == signal.SIGHUP:
-            # The terminal was closed.
+            # Print nothing more, because the terminal was closed.
             raise typer.Exit(0)
         if not (as_json or quiet):
             out_console.print(summary(pipeline, outcome), markup=False)

@@ -62,7 +62,7 @@ def check(
 ) -> list[Finding]:
     """Returns errors and warnings. Also checks the checkpoints if `checkpoint_location` is set."""
     problems = [error(".".join(where), message) for where, message in find_problems(pipeline)]
-    # Problems end the check, because the other checks need valid names.
+    # If the definition has problems, return only these, because the other checks need valid names.
     return problems or _PipelineChecker(spark, pipeline, checkpoint_location).run()
 
 
@@ -102,7 +102,7 @@ class _PipelineChecker:
         parsed = self._attempt(f"{where}.options", lambda: parse_source_options(options, is_stream=True))
         has_topics = topics is not None and not missing_topics(source, topics)
         is_inferred = source.format is Format.JSON and source.schema is None
-        # If the schema cannot be inferred because a topic is missing, the missing topic has already been reported.
+        # Do not infer a schema if the source's topics cannot be read. `check_cluster` has already reported the reason.
         records = self._attempt(f"{where}.schema", self._decode, source) if has_topics or not is_inferred else None
         if records is None or not self._check_expectations(where, source, records):
             self.failed.add(source.name)
@@ -164,8 +164,8 @@ class _PipelineChecker:
         problem = output_mode_problem(frame, sink)
         if problem is not None:
             self.findings.append(error(f"{where}.mode", *problem))
-        # If Spark supports the mode `complete`, the rows are aggregated. Their keys are usually unique in a batch, so
-        # they need no order.
+        # Spark supports the mode `complete` only for aggregated rows, so this call detects an aggregation. Keys of
+        # aggregated rows are usually unique in a batch, so the rows need no order.
         is_ordered = sink.order_by or "_offset" in rows.columns or unsupported_reason(rows, "complete") is None
         if sink.mode == "upsert" and not is_ordered:
             what = "two rows with the same key in one batch would fail the run: their order is not defined"

@@ -102,7 +102,7 @@ def _sink_identity(pipeline: PipelineDefinition, sink: Sink) -> QueryIdentity:
 
 
 def _dead_letter_identity(pipeline: PipelineDefinition, source: Source) -> QueryIdentity:
-    # The query name is unique, because sink names contain no dot.
+    # No sink's query has this name, because sink names contain no dot.
     return identity_of(pipeline, f"{source.name}.dead_letters", [source], f"topic {pipeline.dead_letter_topic}")
 
 

@@ -38,7 +38,7 @@ def prepare_for_sink(frame: DataFrame, sink: Sink) -> DataFrame:
         return encode_records(frame, sink)
     for name in (*sink.key, *sink.order_by, *sink.partition_by):
         check_column(frame, name, f"the sink {sink.name}")
-    # An upsert may order and delete rows by metadata columns. `upsert_function` drops them before it writes the table.
+    # Keep metadata columns for an upsert, which can order and delete rows by them. `upsert_function` drops them later.
     return frame if sink.mode == "upsert" else without_metadata(frame, sink.partition_by)
 
 

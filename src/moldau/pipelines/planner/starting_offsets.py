@@ -47,7 +47,7 @@ def starting_options_for(
     text = json.dumps(StreamPosition(found).to_json())
     if stored is None:
         files.write(path, text + "\n")
-    # Partitions that are created later are read from their first record.
+    # If there are no partitions, no offsets are needed. Partitions created later are read from their first record.
     return {"startingOffsets": text} if found else options_of_source
 
 

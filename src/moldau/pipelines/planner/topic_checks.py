@@ -65,7 +65,7 @@ async def _fetch_topics(settings: Mapping[str, object]) -> ClusterTopics:
             entries = (await Admin(cluster=cluster).describe_configs([resource]))[resource]
         except KafkaError as failure:
             entries = failure
-        # Ignore errors, because a client that may not describe configs may still read and write.
+        # Ignore errors, because a client without permission to describe configs can still read and write records.
         entry = None if isinstance(entries, KafkaError) else entries.get("auto.create.topics.enable")
         return ClusterTopics(sorted(cluster.topics), entry is not None and entry.value == "true")
 

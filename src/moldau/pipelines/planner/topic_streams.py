@@ -23,8 +23,8 @@ def subscription_options(source: Source) -> dict[str, str]:
 def starting_options(at: str) -> dict[str, str]:
     if at in ("earliest", "latest"):
         return {"startingOffsets": at}
-    # With the strategy `latest`, a partition without a record at or after the time starts at its end.
     time_ms = int(parse_time(at).timestamp() * 1000)
+    # With the strategy `latest`, a partition without a record at or after the time starts at its end.
     return {"startingTimestamp": str(time_ms), "startingOffsetsByTimestampStrategy": "latest"}
 
 

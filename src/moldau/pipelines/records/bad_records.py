@@ -26,7 +26,7 @@ def good_records(frame: DataFrame, source: Source, on_bad: BadRecordPolicy) -> D
     is_good = f"NOT {IS_BAD}"
     if on_bad is BadRecordPolicy.FAIL:
         advice = f". The source {source.name} fails on bad records: set on_bad: drop, or dead_letters: <topic>"
-        # End the text with a newline, because Spark appends its error codes.
+        # End the text with a newline, which separates the text from the error codes that Spark appends.
         text = f"concat('PipelineError: the record at ', {bad_record_text(' is bad')}, {literal(advice)}, char(10))"
         is_good = cases((is_good, "true"), otherwise=f"CAST(raise_error({text}) AS BOOLEAN)")
     return frame.where(is_good).drop(RAW_KEY, RAW_VALUE, RAW_HEADERS, IS_BAD, BAD)
@@ -57,8 +57,8 @@ def dead_letter_records(frame: DataFrame, pipeline: str, source: Source) -> Data
         struct(key=literal(name), value=f"CAST(coalesce(CAST({text} AS STRING), '') AS BINARY)")
         for name, text in texts.items()
     )
-    # Drop old error headers. A redriven record that fails again has only the headers of its last failure.
     headers = f"coalesce({RAW_HEADERS}, CAST(array() AS ARRAY<STRUCT<key: STRING, value: BINARY>>))"
+    # Drop old error headers, so that a record that was sent back and fails again has only those of its last failure.
     kept = f"filter({headers}, header -> NOT startswith(header.key, {literal(PREFIX)}))"
     return frame.where(IS_BAD).selectExpr(
         f"{RAW_KEY} AS key", f"{RAW_VALUE} AS value", f"concat({kept}, array({added})) AS headers"
@@ -78,7 +78,7 @@ def apply_expectations(frame: DataFrame, expectations: Mapping[str, str]) -> Dat
     conditions = [F.expr(sql).cast("boolean").alias(columns[name]) for name, sql in expectations.items()]
     is_violated = {name: f"NOT coalesce({quoted(column)}, false)" for name, column in columns.items()}
     violations = ", ".join(cases((is_violated[name], literal(f"{name}: {sql}"))) for name, sql in expectations.items())
-    # A record that could not be decoded keeps that reason.
+    # A record that could not be decoded keeps the decoder's error as its reason.
     bad = cases((IS_BAD, BAD), otherwise=failure_struct(EXPECTATION, f"concat_ws('; ', {violations})"))
     kept = [quoted(name) for name in frame.columns if name not in (IS_BAD, BAD)]
     return frame.select("*", *conditions).selectExpr(

@@ -130,7 +130,7 @@ def _json(raw: DataFrame, schema: T.StructType) -> tuple[DataFrame, list[str], s
     marked = T.StructType([*schema.fields, T.StructField(_MARK, T.StringType())])
     outer = T.StructType([T.StructField(_MARK, T.ArrayType(marked)), T.StructField(_CORRUPT, T.StringType())])
     parsed = F.from_json(F.expr(_WRAPPED), outer, _JSON_OPTIONS)
-    # Use `explode`, because the optimizer does not push filters through it. Otherwise each filter would parse again.
+    # Use `explode`, because the optimizer does not push filters through it. A pushed filter would parse the text again.
     raw = raw.select("*", F.explode(F.array(parsed)).alias(_PARSED))
     is_no_json = f"({_PARSED}.{_CORRUPT} IS NOT NULL OR {_VALUE} IS NULL OR {_END} IS NULL)"
     is_bad = f"{RAW_VALUE} IS NOT NULL AND ({is_no_json} OR NOT {_IS_TEXT})"

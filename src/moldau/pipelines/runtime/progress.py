@@ -104,7 +104,7 @@ def lag_of(sources: Iterable[Mapping[str, Any]]) -> int | None:
         end, latest = _offsets(source.get("endOffset")), _offsets(source.get("latestOffset"))
         if end is None or latest is None:
             return None
-        # Ignore partitions without both offsets. A new partition has no end offset until its starting offset is known.
+        # Count only partitions with both offsets. A new partition has no end offset until a micro-batch includes it.
         lag += sum(max(0, latest[each] - offset) for each, offset in end.items() if each in latest)
     return lag
 

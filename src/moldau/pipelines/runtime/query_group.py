@@ -145,7 +145,7 @@ class QueryGroup:
             progress = parse_progress(name, json.loads(report))
             lag_to = progress.lag_to(self._poll_end_offsets() or {})
             if lag_to is not None:
-                # Use the newer lag, which includes records that arrived after Spark planned the batch.
+                # Use the lag to the current end offsets. The reported lag omits records that arrived after planning.
                 progress = replace(progress, lag=lag_to)
             self._states[name] = self._states[name].after(progress)
             self._on_batch(progress)

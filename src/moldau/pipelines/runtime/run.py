@@ -122,7 +122,7 @@ class _Run:
             if spark is None:
                 spark = self._session()
             self.stop_request.defer_signals()
-            # Store the new generation before planning writes files under its number, so that the number is not reused.
+            # Store the generation first. `_planned` writes files under its number, which a later run must not reuse.
             self._write_generations(is_started=False)
             queries = self._planned(spark)
             self.observer.step("starting the queries")

@@ -137,5 +137,5 @@ def _resolve_path(target: str | None, folder: Path | None) -> str | None:
     """Resolves a relative path against the directory of the pipeline's file. URLs such as `s3a://…` stay unchanged."""
     if not target or "://" in target or folder is None:
         return target
-    # Normalise the path, because checkpoints store it.
+    # Normalise the path, because the next run compares it with the path that is stored in the checkpoint.
     return os.path.normpath(folder.absolute() / Path(target).expanduser())

@@ -28,7 +28,7 @@ def find_problems(pipeline: PipelineDefinition) -> Iterator[Problem]:
     found = list(_definition_problems(pipeline))
     yield from found
     if not found:
-        # Look for cycles last, because all names must be valid.
+        # Look for cycles only if there is no other problem, because the search needs valid names.
         yield from _cycle_problems(pipeline)
 
 
