@@ -106,8 +106,8 @@ class BrokerHeartbeat:
     broker_id: int
     broker_epoch: int
     metadata_offset: int
-    """The offset of the last metadata record that the broker has published. The broker has opened the logs of all
-    replicas up to this offset, except those in `not_ready`."""
+    """The offset of the last metadata record that the broker has applied. The broker has opened the logs of its
+    replicas in that metadata, except those in `not_ready`."""
     want_fence: bool = False
     want_shut_down: bool = False
     not_ready: Sequence["OfflineReplica"] = ()

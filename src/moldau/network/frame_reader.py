@@ -13,7 +13,7 @@ from moldau.network.buffer_pool import BufferPool
 _SIZE = struct.Struct(">i")
 SHARED_BUFFER_SIZE = 256 * 1024
 LARGE_FRAME_BYTES_MIN = 128 * 1024
-"""`PartialFrameLimiter` limits the received bytes of incomplete frames of at least this size."""
+"""Frames of at least this size are large. `PartialFrameLimiter` limits the total bytes of incomplete large frames."""
 _INITIAL_BYTES = 64 * 1024
 _GROWTH_FACTOR = 4
 """The memory of a frame grows with the received bytes, so that announcing a large frame does not allocate much memory.

@@ -115,8 +115,8 @@ class Node:
         await self._register()
         self._replication.start()
         await self._lifecycle.wait_until_active()
-        # Wait until all metadata publishers have handled the image, because a controller in this process may report the
-        # broker as active before that.
+        # Wait until all metadata publishers have handled the image. If the controller runs in this process, the broker
+        # can become active earlier than that.
         await self._metadata.wait_for_offset(self._metadata.committed_image.offset)
         self._log_maintenance = LogMaintenance(self._partitions, self._settings, self._platform.clock)
         self._log_maintenance.start()

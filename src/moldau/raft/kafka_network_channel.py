@@ -241,8 +241,8 @@ class KafkaNetworkChannel:
     async def _check_duplicate_node(self, response: Message, own: raft.ReplicaKey, leader: Message) -> None:
         """Detects another process with this node's id.
 
-        The leader sends no Vote or Fetch requests. So if the response to such a request names this node as the leader,
-        the leader was its previous incarnation, or is another process with the same id.
+        The leader sends no Vote or Fetch requests. So if the response to such a request names this node's id as the
+        leader, that leader is either this node before its restart, or another process with the same id.
         """
         if leader.leader_id != own.node_id:
             return

@@ -168,7 +168,7 @@ def _unless_null(source: SourceBuilder, is_null: str, target: str, nullable: boo
 
 
 def _write_size(source: SourceBuilder, name: str, letter: str, read_long: str, flexible: bool) -> None:
-    """Writes code that reads a length or count, in one call with the fixed-size fields before it.
+    """Writes code that reads a length or count. The same unpack call reads the fixed-size fields before it.
 
     A length of -1 means null. In flexible versions the value read is the length plus one, so 0 means null.
     """

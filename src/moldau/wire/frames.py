@@ -78,7 +78,7 @@ class ResponseFrame(bytearray):
         self._splices.append((len(self), stored))
 
     def parts(self) -> list[Any]:
-        """Returns the complete frame, including the frame size, as a list of buffers and stored parts."""
+        """Returns the complete frame, including the frame size, as a list of buffers and of file ranges."""
         size = len(self) - 4
         if not self._splices:
             self[:4] = size.to_bytes(4, "big")

@@ -298,7 +298,8 @@ class MembershipManager:
         self._pending_assignment = tuple(sorted(assignment.partitions))
         self._pending_user_data = decode_user_data(assignment.user_data)
         if self.is_leader and self._pending_user_data.partition_counts is not None:
-            # Use these partition counts, because a restarted static leader did not compute the assignment itself.
+            # A restarted static leader did not compute this assignment. So take the partition counts from the
+            # assignment's user data, to notice later changes of them.
             self._leader.assignment_snapshot = dict(self._pending_user_data.partition_counts)
         self._join_retry.record_success()
         self._find_retry.record_success()

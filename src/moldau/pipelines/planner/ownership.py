@@ -104,7 +104,7 @@ def _sources_text(sources: dict[str, str]) -> str:
 
 
 OWNER_FILE = "_moldau_owner.json"
-"""A file in a Parquet directory with the query that writes there. Spark ignores files whose names start with `_`."""
+"""A file in a Parquet directory that names the query that writes there. Spark ignores files that start with `_`."""
 
 
 def check_owner(files: FileStore, directory: str, query: str, known: QueryIdentity | None) -> None:

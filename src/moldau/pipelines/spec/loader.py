@@ -88,7 +88,7 @@ def _apply_overrides(pipeline: PipelineDefinition, overrides: Mapping[str, str])
     tree["dead_letters"] = pipeline.dead_letter_topic
     tree |= {name: value for name, value in overrides.items() if not name.startswith(("kafka.", "spark."))}
     for kind in ("kafka", "spark"):
-        # The names keep their prefix. The parser removes `kafka.`, and names of Spark's settings start with `spark.`.
+        # Keep the prefix: the parser removes `kafka.` itself, and `spark.` is a part of the names of Spark's settings.
         own = {name: value for name, value in overrides.items() if name.startswith(f"{kind}.")}
         tree[kind] = {**getattr(pipeline, kind), **own}
     if "dead_letters" in overrides and "on_bad" not in overrides:

@@ -31,8 +31,8 @@ class FencingIndex:
             self._joins.setdefault((join.group, join.member), join)
 
     def newer_generation(self, identity: RequestIdentity, before: float = math.inf) -> SyncOperation | None:
-        """Returns a SyncGroup of a newer generation than that of `identity`, or None. The SyncGroup completed before
-        `before`, and was sent after `identity` had received its own SyncGroup response."""
+        """Returns a SyncGroup of a newer generation than that of `identity`, or None. Considers only SyncGroups that
+        completed before `before` and were sent after the member of `identity` had its own SyncGroup response."""
         own = self._own_syncs.get(identity)
         if own is None:
             return None

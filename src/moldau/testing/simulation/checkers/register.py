@@ -27,7 +27,8 @@ class RegisterValue(NamedTuple):
 
     @property
     def latest_invocation(self) -> float:
-        """The latest invocation of an operation on the value. The value was current at some later time."""
+        """The time when the last write or read of this value was invoked. The register held the value at some time
+        after it."""
         return max(self.write.invoked_at, *(read.invoked_at for read in self.reads), -math.inf)
 
 

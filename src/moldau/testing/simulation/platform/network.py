@@ -1,7 +1,7 @@
 """The network between simulated hosts: listeners, partitions and packet delays.
 
-Every host has a name and an address. The contextvars context of running code contains its incarnation, and the
-incarnation determines the host. `transport.py` transfers the bytes.
+Every host has a name and an address. An incarnation is one run of a host's process. Running code finds its incarnation,
+and so its host, in a context variable. `transport.py` transfers the bytes.
 """
 
 import asyncio

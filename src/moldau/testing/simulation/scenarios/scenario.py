@@ -26,7 +26,7 @@ class Scenario:
     IGNORED_FSYNCS: ClassVar[Mapping[str, str]] = {}
     """The ablations that disable fsync, with a glob of the affected files or directories."""
     SWITCHES: ClassVar[Mapping[str, Callable[[], AbstractContextManager[object]]]] = {}
-    """The ablations that do not disable fsync. The context manager disables a safeguard in the code under test."""
+    """All other ablations. The context manager disables a safeguard in the code under test."""
     system: FaultyNode | FaultyCluster
 
     def __init__(self, seed: int, ablation: str | None = None) -> None:
