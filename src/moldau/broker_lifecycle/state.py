@@ -289,8 +289,8 @@ class BrokerLifecycleState:
         if isinstance(error, _FATAL_ERRORS):
             return self._reject(error)
         if not isinstance(error, DuplicateBrokerRegistrationError):
-            # Restart the time limit for duplicates, because the next response may come from a new controller, which
-            # gives a full session to every broker, even to one whose process is dead.
+            # Restart the time limit for duplicates. The next response may come from a new controller, which gives every
+            # broker a full session, so a dead process can count as a duplicate for that long again.
             self._duplicate_since_ms = None
         elif self._duplicate_since_ms is None:
             self._duplicate_since_ms = now_ms

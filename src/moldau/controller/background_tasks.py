@@ -167,7 +167,7 @@ class BackgroundTasks:
     # Timer
 
     def reschedule_timer(self) -> None:
-        """Sets the timer to the next deadline. Keeps an earlier timer, because `_on_timer` sets the next one."""
+        """Sets the timer to the next deadline. Keeps a timer that fires earlier, because `_on_timer` sets the next."""
         if self._has_stopped:
             return
         due = min(self._next_balance_ms, self.heartbeat_manager.next_deadline_ms or self._next_balance_ms)

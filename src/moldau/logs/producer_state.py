@@ -201,7 +201,7 @@ class ProducerStateManager:
         raise OutOfOrderSequenceError(f"producer {batch.producer_id} sent sequence {first} instead of {expected}")
 
     def _check_not_after_rejected(self, batch: SequencedBatch, expected: int) -> None:
-        """Raises the error of the producer's rejected batch if that batch has the sequence `expected`."""
+        """Raises the error of an earlier rejected batch if the log still expects the sequence of that batch."""
         rejected = self._rejected_batches.get(batch.producer_id)
         if rejected is None or (rejected.epoch, rejected.sequence) != (batch.producer_epoch, expected):
             return

@@ -64,7 +64,8 @@ class PartitionRegistration:
         return bool(self.adding_replicas or self.removing_replicas)
 
     def min_isr(self, configured: int) -> int:
-        """Returns the effective min.insync.replicas: `configured`, but at most the replicas not being added."""
+        """Returns the effective min.insync.replicas: `configured`, limited to the number of
+        replicas that are not being added."""
         return max(1, min(configured, len(self.replicas) - len(self.adding_replicas)))
 
 

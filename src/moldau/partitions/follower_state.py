@@ -56,8 +56,8 @@ class PartitionFollowerState:
 def truncation_offset(epochs: LeaderEpochCache, end_offset: int, diverging: EpochEndOffset) -> int:
     """Returns the offset to which a follower truncates its log, which ends at `end_offset`.
 
-    `diverging` is the latest epoch that both logs can have in common, with its end offset in the leader's log. A log
-    without this epoch is truncated to the end of its previous epoch, and the next fetch checks again.
+    `diverging` is the latest epoch that both logs can have in common, with its end offset in the leader's log. If the
+    follower's log lacks this epoch, it is truncated to the end of the epoch before, and the next fetch checks again.
     """
     epoch, epoch_end = epochs.end_offset_for(diverging.epoch, end_offset)
     if epoch == NO_EPOCH:

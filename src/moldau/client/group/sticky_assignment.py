@@ -120,8 +120,8 @@ class _StickyBalancer:
     def even_load(self) -> None:
         """Moves partitions from the most loaded members until no move makes the load more even.
 
-        A member without a chain of moves that evens the load is not tried again. Every member that its chains can reach
-        has at most one partition fewer, and later moves do not lower the load of those members.
+        A chain of moves passes a partition from member to member. If no chain from a member evens the load, that member
+        is not tried again, because later moves do not lower the load of the members that its chains can reach.
         """
         givers = dict.fromkeys(self._assigned)
         while givers:

@@ -60,7 +60,7 @@ class Producer:
         delivery_timeout_ms: int = 120_000,
         **cluster_settings: Any,
     ) -> None:
-        """`cluster` is bootstrap servers, with `cluster_settings` as in `Cluster`, or a started, shared `Cluster`.
+        """`cluster` is a shared, started `Cluster`, or bootstrap servers, for which `cluster_settings` may be given.
 
         Sizes are in bytes before compression.
         """
