@@ -34,8 +34,9 @@ class EventLoopThread:
         self._connect_lock = asyncio.Lock()
         self.producers: dict[tuple[SettingsKey, SettingsKey], Producer] = {}
         """Producers by the settings of their connection and their own settings."""
+        self.fetchers: list[Fetcher] = []
         self.idle_fetchers: defaultdict[tuple[Cluster, FetchOptions], list[Fetcher]] = defaultdict(list)
-        """Fetchers that no reader uses now."""
+        """The fetchers that no reader uses now."""
         self.is_closed = False
         # Use a daemon thread, so that a running event loop does not keep the process from exiting.
         self._thread = threading.Thread(target=self._loop.run_forever, name="moldau client", daemon=True)
@@ -83,11 +84,10 @@ class EventLoopThread:
         self._loop.close()
 
     async def _close_all(self) -> None:
-        for producer in self.producers.values():
+        for producer in list(self.producers.values()):
             await producer.abort()
-        for fetchers in self.idle_fetchers.values():
-            for fetcher in fetchers:
-                await fetcher.close()
+        for fetcher in self.fetchers:
+            await fetcher.close()
         for cluster in self._clusters.values():
             await cluster.close()
 

@@ -34,7 +34,7 @@ class Broker:
         self, topics: Iterable[str] | Mapping[str, int] = (), settings: Mapping[str, str] | None = None
     ) -> None:
         """`topics` are names, or a mapping of names to partition counts. `settings` use Kafka's names."""
-        self._topics = topics
+        self._topics = topics if isinstance(topics, str | Mapping) else tuple(topics)
         self._settings = build_settings(flags={**DEFAULTS, **(settings or {})})
         self._node: Node | None = None
         self._thread: NodeThread | None = None

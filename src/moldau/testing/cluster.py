@@ -45,7 +45,7 @@ class Cluster:
     ) -> None:
         """`topics` are names, or a mapping of names to partition counts. `settings` use Kafka's names and apply to all
         nodes. Without `data_dir`, the data is in a temporary directory, which is removed when the cluster stops."""
-        self._topics = topics
+        self._topics = topics if isinstance(topics, str | Mapping) else tuple(topics)
         self._overrides = dict(settings or {})
         self._racks = racks
         self._is_temporary_directory = data_dir is None

@@ -46,7 +46,7 @@ class FetchManager:
         self._group_offsets = offsets
         self._wakeup = wakeup
         self._isolation_level = isolation_level
-        self._fetcher = Fetcher(cluster, isolation_level=isolation_level, wakeup=wakeup, **fetch_settings)
+        self._fetcher = Fetcher(cluster, isolation_level=isolation_level, news=wakeup, **fetch_settings)
         self._buffer = FetchBuffer(subscriptions.is_paused, subscriptions.update_position)
         self._backoff = cluster.backoff()
         self._lookup_task: asyncio.Task[None] | None = None

@@ -68,12 +68,12 @@ class Fetcher:
         partition_max_bytes: int = 1024 * 1024,
         buffered_bytes_max: int = 64 * 1024 * 1024,
         isolation_level: int = READ_UNCOMMITTED,
-        wakeup: asyncio.Event | None = None,
+        news: asyncio.Event | None = None,
         lane: str = LANE,
     ) -> None:
         """`cluster` must be started. The fetcher does not close it.
 
-        `max_bytes` limits one response, but a response has at least one batch of any size. The fetcher sets `wakeup`
+        `max_bytes` limits one response, but a response has at least one batch of any size. The fetcher sets `news`
         when there are batches to take. Fetchers that share a cluster need different lanes (connections), because
         otherwise they wait for each other.
         """
@@ -91,7 +91,7 @@ class Fetcher:
         self._in_flight: dict[int, _InFlightFetch] = {}
         self._reserved_bytes = 0
         """The sum of the byte limits of the requests in flight."""
-        self._data_available = asyncio.Event() if wakeup is None else wakeup
+        self._data_available = asyncio.Event() if news is None else news
         self._timer: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._remove_update_listener = cluster.on_update(self._send_fetches)

@@ -159,7 +159,8 @@ class _PipelineChecker:
         frame = self._attempt(where, prepare_for_sink, rows, sink)
         if frame is None:
             return
-        if sink.delete_when is not None and self._attempt(where, rows.select, F.expr(sink.delete_when)) is None:
+        delete_when = sink.delete_when
+        if delete_when is not None and self._attempt(where, lambda: rows.select(F.expr(delete_when))) is None:
             return
         problem = output_mode_problem(frame, sink)
         if problem is not None:

@@ -57,9 +57,17 @@ def session(
     return spark_launcher().session(app, master, settings or {}, DriverOptions(quiet, say, log, descriptors))
 
 
-@cache
+_creation_lock = threading.Lock()
+
+
 def spark_launcher() -> "SparkLauncher":
     """Returns the launcher of this process. There is one, because PySpark connects to only one Java process."""
+    with _creation_lock:
+        return _cached_launcher()
+
+
+@cache
+def _cached_launcher() -> "SparkLauncher":
     return SparkLauncher()
 
 

@@ -141,17 +141,17 @@ class RangeReader:
         thread, fetch = event_loop_thread(), self._options.fetch_options
         self._cluster = cluster = await thread.cluster(self._options.connection)
         idle = thread.idle_fetchers[cluster, fetch]
-        self._fetcher = fetcher = (
-            idle.pop()
-            if idle
-            else Fetcher(
+        if not idle:
+            fetcher = Fetcher(
                 cluster,
                 max_bytes=fetch.max_bytes,
                 partition_max_bytes=fetch.partition_max_bytes,
                 buffered_bytes_max=2 * fetch.max_bytes,
                 isolation_level=fetch.isolation_level,
             )
-        )
+            thread.fetchers.append(fetcher)
+            idle.append(fetcher)
+        self._fetcher = fetcher = idle.pop()
         fetcher.assign({self._partition: self._range.start}, {self._partition: self._range.end})
         if cluster.partition_info(self._partition) is None:
             await self._check_partition()
