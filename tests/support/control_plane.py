@@ -3,7 +3,6 @@
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from uuid import UUID
 
 from moldau.controller.ids import random_uuid
@@ -148,7 +147,7 @@ class ControlPlane:
         known = self.image.brokers.get(NODE)
         previous = known.epoch if clean and known is not None else -1
         former = () if known is None else (known.incarnation_id,)
-        anew = replace(self.registration(previous), previous_incarnations=former)
+        anew = self.registration(previous)._replace(previous_incarnations=former)
         self.broker_epoch = await self.controller.register_broker(anew)
         await self.until_published()
         await self.controller.heartbeat(BrokerHeartbeat(NODE, self.broker_epoch, self.image.offset))

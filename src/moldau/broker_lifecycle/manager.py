@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -136,7 +135,7 @@ class BrokerLifecycleManager:
     async def start(self, previous_incarnations: Sequence[UUID] = ()) -> None:
         """Registers the broker. Retries until a controller is available. Raises if the registration is rejected.
         `previous_incarnations` are the latest incarnations that ran on this disk."""
-        self._registration = replace(self._registration, previous_incarnations=tuple(previous_incarnations))
+        self._registration = self._registration._replace(previous_incarnations=tuple(previous_incarnations))
         self._step(StartRequested())
         await self._wait_until(lambda: self.broker_epoch != NO_BROKER_EPOCH)
         self._has_started = True

@@ -7,6 +7,7 @@ right after the response.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from moldau.concurrency.backoff import exponential_backoff_ms
 from moldau.controller.requests import BrokerHeartbeatReply, OfflineReplica
@@ -48,29 +49,24 @@ class StartRequested:
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class RegistrationSucceeded:
+class RegistrationSucceeded(NamedTuple):
     broker_epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class RegistrationFailed:
+class RegistrationFailed(NamedTuple):
     error: MoldauError
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatSucceeded:
+class HeartbeatSucceeded(NamedTuple):
     sent_ms: int
     reply: BrokerHeartbeatReply
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatFailed:
+class HeartbeatFailed(NamedTuple):
     error: MoldauError
 
 
-@dataclass(frozen=True, slots=True)
-class MetadataPublished:
+class MetadataPublished(NamedTuple):
     """The node has published the metadata up to `metadata_offset`. `not_ready` are replicas that could not be
     opened."""
 
@@ -109,13 +105,11 @@ Event = (
 # Effects
 
 
-@dataclass(frozen=True, slots=True)
-class SendRegistration:
+class SendRegistration(NamedTuple):
     timeout_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class SendBrokerHeartbeat:
+class SendBrokerHeartbeat(NamedTuple):
     broker_epoch: int
     metadata_offset: int
     not_ready: Sequence[OfflineReplica]
@@ -123,8 +117,7 @@ class SendBrokerHeartbeat:
     timeout_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class ExtendLease:
+class ExtendLease(NamedTuple):
     expires_ms: int
 
 
@@ -143,15 +136,13 @@ class Fenced:
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class ShutdownCompleted:
+class ShutdownCompleted(NamedTuple):
     """The broker may stop. `leadership_moved` is False if other replicas may not have taken over its partitions yet."""
 
     leadership_moved: bool
 
 
-@dataclass(frozen=True, slots=True)
-class RejectRegistration:
+class RejectRegistration(NamedTuple):
     """The controller rejected the registration, and a retry would not help."""
 
     error: MoldauError

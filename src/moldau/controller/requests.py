@@ -4,6 +4,7 @@ request succeeds or fails independently of the others."""
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 from uuid import UUID
 
 from moldau.errors import MoldauError
@@ -23,8 +24,7 @@ class NewTopic:
     configs: Mapping[str, str | None] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class CreateTopicResult:
+class CreateTopicResult(NamedTuple):
     name: str
     topic_id: UUID | None = None
     partitions: int = -1
@@ -40,16 +40,14 @@ class PartitionIncrease:
     assignments: Sequence[Sequence[int]] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TopicRef:
+class TopicRef(NamedTuple):
     """A reference to a topic, either by name or by id. The other field is None."""
 
     name: str | None = None
     topic_id: UUID | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TopicResult:
+class TopicResult(NamedTuple):
     """The result of a deletion or of a partition increase."""
 
     name: str | None
@@ -66,15 +64,13 @@ class ConfigOperation(IntEnum):
     SUBTRACT = 3
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigChange:
+class ConfigChange(NamedTuple):
     name: str
     value: str | None
     operation: ConfigOperation = ConfigOperation.SET
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigResult:
+class ConfigResult(NamedTuple):
     resource: ConfigResource
     error: MoldauError | None = None
 
@@ -82,8 +78,7 @@ class ConfigResult:
 # Requests of brokers
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerRegistrationRequest:
+class BrokerRegistrationRequest(NamedTuple):
     broker_id: int
     incarnation_id: UUID
     """A random id that is new at each start of the process."""
@@ -101,8 +96,7 @@ class BrokerRegistrationRequest:
     """The lowest and highest supported level of each feature; None means `SUPPORTED_FEATURES`."""
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerHeartbeat:
+class BrokerHeartbeat(NamedTuple):
     broker_id: int
     broker_epoch: int
     metadata_offset: int
@@ -113,8 +107,7 @@ class BrokerHeartbeat:
     not_ready: Sequence["OfflineReplica"] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class OfflineReplica:
+class OfflineReplica(NamedTuple):
     topic_id: UUID
     partition: int
     broker_id: int
@@ -123,8 +116,7 @@ class OfflineReplica:
     """Whether the replica can be read but currently not written, for example because its disk is full."""
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerHeartbeatReply:
+class BrokerHeartbeatReply(NamedTuple):
     is_caught_up: bool
     is_fenced: bool
     should_shut_down: bool
@@ -133,8 +125,7 @@ class BrokerHeartbeatReply:
     time from its lease, because another controller may have been elected in this time."""
 
 
-@dataclass(frozen=True, slots=True)
-class IsrChange:
+class IsrChange(NamedTuple):
     """An ISR change requested by a partition's leader (AlterPartition)."""
 
     topic_id: UUID
@@ -149,8 +140,7 @@ class IsrChange:
     is_recovering: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class IsrChangeResult:
+class IsrChangeResult(NamedTuple):
     """The partition after the change, or the error."""
 
     topic_id: UUID
@@ -170,8 +160,7 @@ class ElectionType(IntEnum):
     UNCLEAN = 1
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionResult:
+class PartitionResult(NamedTuple):
     """The result of an election or a reassignment for one partition."""
 
     topic: str
@@ -179,16 +168,14 @@ class PartitionResult:
     error: MoldauError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Reassignment:
+class Reassignment(NamedTuple):
     topic: str
     partition: int
     replicas: Sequence[int] | None
     """The target replicas, the preferred one first; None cancels the ongoing reassignment."""
 
 
-@dataclass(frozen=True, slots=True)
-class OngoingReassignment:
+class OngoingReassignment(NamedTuple):
     topic: str
     partition: int
     replicas: tuple[int, ...]

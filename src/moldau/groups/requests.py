@@ -210,8 +210,7 @@ PartitionOffsets = dict[TopicPartition, CommittedOffset | None]
 # Describing groups
 
 
-@dataclass(frozen=True, slots=True)
-class GroupDescription:
+class GroupDescription(NamedTuple):
     group_id: str
     state: GroupState | Literal[""]
     """Empty if the group could not be described."""

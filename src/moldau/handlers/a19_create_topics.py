@@ -11,7 +11,6 @@
 """
 
 from collections import Counter
-from dataclasses import replace
 
 from moldau.controller.requests import CreateTopicResult, NewTopic
 from moldau.error_codes import error_code, error_message
@@ -53,7 +52,7 @@ async def create_topics(request: CreateTopicsRequest, session: RequestContext, b
     if not request.validate_only:
         names = [result.name for result in created if result.error is None]
         unready = await wait_replicas_ready(broker, names, deadline_ms)
-        created = [replace(each, error=unready.get(each.name, each.error)) for each in created]
+        created = [each._replace(error=unready.get(each.name, each.error)) for each in created]
     responses = [_topic_response(result) for result in created]
     if session.api_version >= 5:
         _add_configs(responses, new_topics, broker)

@@ -7,7 +7,6 @@ the replicas that are not ready. Versions 0-3 have the same fields.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from moldau.controller.requests import PartitionIncrease, TopicResult
 from moldau.error_codes import error_code, error_message
@@ -43,7 +42,7 @@ async def create_partitions(
         names = [result.name for result in results if result.error is None and result.name is not None]
         unready = await wait_replicas_ready(broker, names, deadline_ms, first_partition=counts)
         results = [
-            result if result.name not in unready else replace(result, error=unready[result.name]) for result in results
+            result if result.name not in unready else result._replace(error=unready[result.name]) for result in results
         ]
     return _response(results)
 

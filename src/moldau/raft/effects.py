@@ -1,6 +1,6 @@
 """Effects of the Raft state machine. Pure."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from moldau.errors import MoldauError
 from moldau.raft.epoch_roles import ElectionState
@@ -15,37 +15,32 @@ from moldau.raft.messages import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PersistElection:
+class PersistElection(NamedTuple):
     """Persists the election state. The write must be durable before any later effect is executed."""
 
     election: ElectionState
 
 
-@dataclass(frozen=True, slots=True)
-class SendRequest:
+class SendRequest(NamedTuple):
     """Sends a request. A ResponseReceived or RequestFailed event follows."""
 
     node_id: int
     request: RaftRequest
 
 
-@dataclass(frozen=True, slots=True)
-class SendResponse:
+class SendResponse(NamedTuple):
     """The response to a RequestReceived event. If it is an error, the call that submitted the event raises it."""
 
     response: RaftResponse | MoldauError
 
 
-@dataclass(frozen=True, slots=True)
-class ServeFetch:
+class ServeFetch(NamedTuple):
     """Responds to a fetch with data from the log or a snapshot, if this node is still the leader of the epoch."""
 
     request: QuorumFetchRequest | FetchSnapshotRequest
 
 
-@dataclass(frozen=True, slots=True)
-class AppendLeaderChange:
+class AppendLeaderChange(NamedTuple):
     """Appends the first batch of a leader's epoch. When it is committed, all earlier records are committed too."""
 
     leader_id: int
@@ -56,27 +51,23 @@ class AppendLeaderChange:
     """Whether the batch also has a voters record, because the log has none yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class AppendVoters:
+class AppendVoters(NamedTuple):
     """Appends a record with a new set of voters. Only a leader emits this effect."""
 
     voters: tuple[VoterNode, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class AppendFetchedRecords:
+class AppendFetchedRecords(NamedTuple):
     """Validates records from the leader and appends them at the end of the log."""
 
     records: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class TruncateLog:
+class TruncateLog(NamedTuple):
     end_offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class FetchSnapshot:
+class FetchSnapshot(NamedTuple):
     """Installs the leader's snapshot. A SnapshotInstalled or SnapshotFetchFailed event follows."""
 
     leader_id: int
@@ -84,28 +75,24 @@ class FetchSnapshot:
     snapshot: SnapshotId
 
 
-@dataclass(frozen=True, slots=True)
-class HighWatermarkAdvanced:
+class HighWatermarkAdvanced(NamedTuple):
     """Everything below `offset` is committed."""
 
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class LeaderChanged:
+class LeaderChanged(NamedTuple):
     """The leader (NO_LEADER if none is known) or the epoch changed."""
 
     leader_id: int
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class VotersChanged:
+class VotersChanged(NamedTuple):
     voters: tuple[VoterNode, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaOffsetRegressed:
+class ReplicaOffsetRegressed(NamedTuple):
     """A restarted voter fetches from `end_offset`, although it had confirmed everything below `confirmed_offset`."""
 
     replica: ReplicaKey
@@ -113,8 +100,7 @@ class ReplicaOffsetRegressed:
     end_offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class FatalError:
+class FatalError(NamedTuple):
     """Committed records differ between nodes. The node must stop, because continuing would spread the damage."""
 
     reason: str

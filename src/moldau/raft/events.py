@@ -1,13 +1,13 @@
 """Events of the Raft state machine. Pure."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from moldau.raft.messages import RaftRequest, RaftResponse, SnapshotId, VoterNode
 from moldau.raft.raft_log_state import BatchSummary, RaftLogState
 
 
-@dataclass(frozen=True, slots=True)
-class NodeStarted:
+class NodeStarted(NamedTuple):
     """The node has loaded its log. The whole log is durable, and records below `committed_offset` are committed."""
 
     log: RaftLogState
@@ -19,22 +19,19 @@ class TimerExpired:
     """The `deadline_ms` of the state machine may have passed."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestReceived:
+class RequestReceived(NamedTuple):
     """A request from another node. A SendResponse or ServeFetch effect follows."""
 
     request: RaftRequest
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseReceived:
+class ResponseReceived(NamedTuple):
     node_id: int
     request: RaftRequest
     response: RaftResponse
 
 
-@dataclass(frozen=True, slots=True)
-class RequestFailed:
+class RequestFailed(NamedTuple):
     """A request of this node got no usable response. A refused connection means that the other process has ended."""
 
     node_id: int
@@ -42,8 +39,7 @@ class RequestFailed:
     is_connection_refused: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class BatchesAppended:
+class BatchesAppended(NamedTuple):
     batches: tuple[BatchSummary, ...]
 
 
@@ -52,28 +48,24 @@ class AppendFailed:
     """Nothing was appended, because the disk was full or the fetched records were corrupt."""
 
 
-@dataclass(frozen=True, slots=True)
-class LogFlushed:
+class LogFlushed(NamedTuple):
     """Everything below `end_offset` is on this node's disk."""
 
     end_offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class LogTruncated:
+class LogTruncated(NamedTuple):
     end_offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotCreated:
+class SnapshotCreated(NamedTuple):
     """This node wrote a snapshot of committed records; the log now starts at `start_offset`."""
 
     snapshot: SnapshotId
     start_offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotInstalled:
+class SnapshotInstalled(NamedTuple):
     """The leader's snapshot is durable, and the log was reset to the end of the snapshot."""
 
     snapshot: SnapshotId

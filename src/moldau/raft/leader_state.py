@@ -1,7 +1,7 @@
 """The state of the leader: replica progress, high watermark, check-quorum, and changes of the voters. Pure."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from uuid import UUID
 
 from moldau.errors import DuplicateVoterError, InvalidRequestError, RequestTimedOutError, VoterNotFoundError
@@ -154,11 +154,11 @@ class LeaderState:
             sent_ms=step.now_ms,
         )
         if epoch_end is None and log.snapshot is not None:
-            return replace(response, snapshot=log.snapshot)
+            return response._replace(snapshot=log.snapshot)
         if epoch_end is None or epoch_end.epoch != fetch_end.epoch or epoch_end.offset < fetch_end.offset:
             if epoch_end is None:
                 epoch_end = log.log_end._replace(epoch=log.base_epoch, offset=0)
-            return replace(response, diverging_epoch=epoch_end)
+            return response._replace(diverging_epoch=epoch_end)
         replica.record_fetch(fetch_end.offset, log.end_offset, step.now_ms)
         return None
 
@@ -225,8 +225,7 @@ class LeaderState:
         Once a voter's directory id is in the log, a node that restarts with an empty disk is not taken for that voter.
         """
         return tuple(
-            replace(
-                voter,
+            voter._replace(
                 directory_id=self._learned_directory(voter),
                 endpoints=(voter.node_id == self.key.node_id and self.endpoints) or voter.endpoints,
             )

@@ -4,7 +4,6 @@
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 from uuid import UUID
 
@@ -29,8 +28,7 @@ class VoterEndpoint(NamedTuple):
     port: int
 
 
-@dataclass(frozen=True, slots=True)
-class VoterNode:
+class VoterNode(NamedTuple):
     node_id: int
     directory_id: UUID | None = None
     endpoints: tuple[VoterEndpoint, ...] = ()
@@ -57,8 +55,7 @@ class SnapshotId(NamedTuple):
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class VoteRequest:
+class VoteRequest(NamedTuple):
     candidate: ReplicaKey
     epoch: int
     """The epoch in which the candidate wants to lead. In a pre-vote, it is the candidate's current epoch."""
@@ -67,8 +64,7 @@ class VoteRequest:
     voter: ReplicaKey
 
 
-@dataclass(frozen=True, slots=True)
-class VoteResponse:
+class VoteResponse(NamedTuple):
     epoch: int
     leader_id: int
     is_granted: bool
@@ -76,8 +72,7 @@ class VoteResponse:
     """For at least this time before its vote, the voter had no leader and granted no other vote; 0 if unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class BeginQuorumEpochRequest:
+class BeginQuorumEpochRequest(NamedTuple):
     """Announces a newly elected leader."""
 
     leader_id: int
@@ -86,8 +81,7 @@ class BeginQuorumEpochRequest:
     endpoints: tuple[VoterEndpoint, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class EndQuorumEpochRequest:
+class EndQuorumEpochRequest(NamedTuple):
     """Announces that the leader resigns. The first preferred candidate starts an election almost at once."""
 
     leader_id: int
@@ -95,16 +89,14 @@ class EndQuorumEpochRequest:
     preferred_candidates: tuple[ReplicaKey, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class QuorumEpochResponse:
+class QuorumEpochResponse(NamedTuple):
     """The response to BeginQuorumEpoch and EndQuorumEpoch."""
 
     epoch: int
     leader_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class QuorumFetchRequest:
+class QuorumFetchRequest(NamedTuple):
     """A fetch of a replica from the end of its log. It confirms that the replica's whole log is durable."""
 
     replica: ReplicaKey
@@ -119,8 +111,7 @@ class QuorumFetchRequest:
     """The `sent_ms` of the latest response that the replica received from this leader; -1 if there is none."""
 
 
-@dataclass(frozen=True, slots=True)
-class QuorumFetchResponse:
+class QuorumFetchResponse(NamedTuple):
     """A response with records (possibly none), a diverging epoch, a snapshot to fetch, or only the leader's id."""
 
     epoch: int
@@ -141,8 +132,7 @@ class QuorumFetchResponse:
     """
 
 
-@dataclass(frozen=True, slots=True)
-class FetchSnapshotRequest:
+class FetchSnapshotRequest(NamedTuple):
     replica: ReplicaKey
     epoch: int
     snapshot: SnapshotId
@@ -152,8 +142,7 @@ class FetchSnapshotRequest:
     """The same as `QuorumFetchRequest.leader_sent_ms`."""
 
 
-@dataclass(frozen=True, slots=True)
-class FetchSnapshotResponse:
+class FetchSnapshotResponse(NamedTuple):
     epoch: int
     leader_id: int
     is_leader: bool
@@ -178,8 +167,7 @@ class ReplicaProgress(NamedTuple):
     last_caught_up_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class QuorumDescription:
+class QuorumDescription(NamedTuple):
     leader_id: int
     epoch: int
     high_watermark: int

@@ -6,7 +6,6 @@ value of the option to the message.
 
 import re
 from collections.abc import Iterable
-from difflib import get_close_matches
 from typing import NamedTuple
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
@@ -88,6 +87,8 @@ def parse_choice(text: str, choices: Iterable[str]) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns `; did you mean retention.ms?`, or an empty string if no known name is similar. Ignores case."""
+    from difflib import get_close_matches  # Loaded on an error only: it adds to the memory of each node.
+
     by_lower_case = {each.lower(): each for each in known}
     found = get_close_matches(name.lower(), list(by_lower_case), n=1, cutoff=0.6)
     return f"; did you mean {by_lower_case[found[0]]}?" if found else ""

@@ -133,7 +133,7 @@ def test_invalid_registrations_are_rejected_with_advice() -> None:
         ({"features": {"metadata.version": (1, 29)}}, UnsupportedVersionError, "version of Moldau"),
         ({"features": {}}, UnsupportedVersionError, "version of Moldau"),
     ):
-        broker = replace(good, **changes)
+        broker = good._replace(**changes)
         with pytest.raises(error, match=advice):
             register_broker(cluster.state, broker, cluster.heartbeat_manager, 0)
     assert cluster.register_as(good) > 0

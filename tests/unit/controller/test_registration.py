@@ -1,7 +1,5 @@
 """Broker registration: unique ids, known incarnations, one cluster."""
 
-from dataclasses import replace
-
 import pytest
 
 from moldau.controller.requests import BrokerHeartbeat, BrokerRegistrationRequest
@@ -68,8 +66,8 @@ def test_a_single_node_does_not_wait_for_its_previous_session() -> None:
         await cluster.boot(1)
         await cluster.nodes[1].close()
         again = cluster.add(1)
-        again.lifecycle._registration = replace(
-            again.lifecycle._registration, endpoints=(Endpoint("PLAINTEXT", "127.0.0.1", 1),)
+        again.lifecycle._registration = again.lifecycle._registration._replace(
+            endpoints=(Endpoint("PLAINTEXT", "127.0.0.1", 1),)
         )
         cluster.elect(1)
         began_ms = cluster.clock.monotonic_ms()

@@ -1,7 +1,6 @@
 """Raft clients of several nodes: elections, replication, divergence, full disks, closing."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
@@ -318,7 +317,7 @@ def test_invalid_records_are_not_appended() -> None:
             nonsense = build_batch(
                 [record], base_offset=request.log_end.offset, leader_epoch=request.epoch, control=True
             )
-            return replace(fetched, records=nonsense)
+            return fetched._replace(records=nonsense)
 
         leader.quorum.fetch = fetch_nonsense  # type: ignore[method-assign]
         # The fetch in flight is not counted.

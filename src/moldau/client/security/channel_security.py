@@ -17,7 +17,6 @@ from moldau.client.errors import (
     UnsupportedVersionError,
 )
 from moldau.client.security.config import Sasl, Security, Tls
-from moldau.client.security.sasl import NONCE_BYTES, start_exchange
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 
@@ -57,6 +56,8 @@ class ChannelSecurity:
         """Authenticates if SASL is configured. Returns the session lifetime in milliseconds (0: no limit)."""
         if self.sasl is None:
             return 0
+        from moldau.client.security.sasl import NONCE_BYTES, start_exchange  # Loaded only where SASL is configured.
+
         await _handshake(connection, self.sasl, timeout_ms)
         exchange = start_exchange(self.sasl, self._random.randbytes(NONCE_BYTES))
         token = next(exchange)
