@@ -67,6 +67,7 @@ bench: .venv/.development
 
 interop: .venv/.development
 	$(BIN)/python -m pytest tests/interop -m "not slow" $(ARGS)
+	MOLDAU_TEST_BROKER=kafka $(BIN)/python -m pytest tests/wire -m "not slow" $(ARGS)
 
 simulate: .venv/.development
 	$(BIN)/python -m moldau.testing.simulation --seeds $(SEEDS) --start $(START) --jobs $(JOBS) $(ARGS)

@@ -2,6 +2,7 @@
 `MOLDAU_TEST_BROKER=kafka`. A test that fails against Apache Kafka is a wrong test."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from apache_kafka import ApacheKafka
@@ -18,14 +19,15 @@ GROUPS = {
 }
 
 
-def broker(data_dir: Path, advertised_port: int | None = None) -> Broker:
+def broker(data_dir: Path, advertised_port: int | None = None, settings: Mapping[str, str] | None = None) -> Broker:
     """Creates a broker for `with`; `advertised_port` is the port in its metadata."""
     advertised = {} if advertised_port is None else {"advertised.listeners": f"127.0.0.1:{advertised_port}"}
     if not AGAINST_KAFKA:
-        settings = {**GROUPS, **advertised}
-        flags = [part for name, value in settings.items() for part in (f"--{name.replace('.', '-')}", value)]
-        return BrokerProcess(data_dir, *flags)
+        flags = {**GROUPS, **advertised, **(settings or {})}
+        return BrokerProcess(
+            data_dir, *[part for name, value in flags.items() for part in (f"--{name.replace('.', '-')}", value)]
+        )
     # Makes the tests wait for topics: Kafka responds before a topic can be used.
     os.environ["MOLDAU_TEST_BOOTSTRAP"] = "Apache Kafka"
     named = {name: f"PLAINTEXT://{value}" for name, value in advertised.items()}
-    return ApacheKafka(data_dir, {**GROUPS, **named}, heap="512m")
+    return ApacheKafka(data_dir, {**GROUPS, **named, **(settings or {})}, heap="512m")
