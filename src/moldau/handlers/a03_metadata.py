@@ -1,30 +1,20 @@
 """Metadata: returns the brokers that a client can reach, and the partitions, leaders and ids of topics.
 
-Missing topics are created first, if both the broker and the client allow it. The response waits until these topics are
-ready, but not for long. If the controller cannot be reached, these topics get LEADER_NOT_AVAILABLE and clients retry.
+Missing topics are created in the background, if both the broker and the client allow it. As in Kafka, the response
+does not wait for that: these topics get UNKNOWN_TOPIC_OR_PARTITION, and clients retry.
 
 Versions: in version 0 an empty list requests all topics, in later versions null. 4 added an option not to create
 topics, 6 an error code for leaders that have no endpoint on the client's listener, 10 topic ids. Topics can be
-requested by id since version 12.
+requested by id since version 12. Then the names in the same request are ignored.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from moldau.controller.requests import NewTopic
-from moldau.controller.topic_names import is_internal, validate_topic_name
+from moldau.controller.topic_names import is_internal
 from moldau.error_codes import ErrorCode, error_code
-from moldau.errors import (
-    InvalidRequestError,
-    InvalidTopicError,
-    MoldauError,
-    NotControllerError,
-    PeerUnreachableError,
-    RequestTimedOutError,
-    TopicExistsError,
-    UnknownTopicIdError,
-)
-from moldau.groups.offsets_topic import OFFSETS_TOPIC
+from moldau.errors import InvalidRequestError, MoldauError
 from moldau.metadata.image import NO_LEADER, MetadataImage, PartitionRegistration, TopicImage
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.authorized_operations import CLUSTER_OPERATIONS, NOT_REQUESTED, TOPIC_OPERATIONS
@@ -46,9 +36,8 @@ from moldau.wire.messages import (
 )
 
 TOPIC_ID_VERSION = 12
-"""The first version in which clients can request topics by id. Its responses may have no topic name."""
+"""The first version in which clients can request topics by id."""
 LISTENER_VERSION = 6
-CONTROLLER_UNAVAILABLE = (NotControllerError, PeerUnreachableError, RequestTimedOutError)
 
 
 class _View(NamedTuple):
@@ -63,25 +52,38 @@ class _View(NamedTuple):
     excluded_leader_id: int | None
 
 
-@handles(versions=(0, 13))
+def error_response(request: MetadataRequest, version: int, error: MoldauError) -> MetadataResponse:
+    code = error_code(error)
+    topics: list[MetadataResponseTopic] = [
+        {"error_code": code, "name": topic.name or "", "topic_id": topic.topic_id} for topic in request.topics or ()
+    ]
+    return {"topics": topics, "controller_id": -1}
+
+
+@handles(versions=(0, 13), error_response=error_response)
 async def metadata(request: MetadataRequest, session: RequestContext, broker: Broker) -> MetadataResponse:
-    requested = None
-    if request.topics is not None:
-        # Describe each topic only once, so that a small request cannot cause a huge response.
-        requested = list({(topic.name, topic.topic_id): topic for topic in request.topics}.values())
+    requested = request.topics
     if session.api_version == 0 and not requested:
         requested = None
-    errors: dict[str, MoldauError] = {}
-    if requested and request.allow_auto_topic_creation and broker.settings.broker.auto_create_topics_enable:
-        errors = await _auto_create_topics([topic.name for topic in requested if topic.name], broker)
     image, listener = broker.metadata.image, session.connection.listener
     operations = TOPIC_OPERATIONS if request.include_topic_authorized_operations else NOT_REQUESTED
     reachable = reachable_ids(image, listener)
     view = _View(session.api_version, listener, reachable, operations, broker_without_lease(broker))
     if requested is None:
         topics = [_topic(topic, image, view) for _, topic in sorted(image.topics.items())]
+    elif ids := _requested_ids(requested, session.api_version):
+        topics = [_topic_by_id(topic_id, image, view) for topic_id in ids]
     else:
-        topics = [_requested_topic(topic, image, view, errors) for topic in requested]
+        # Describe each topic only once, so that a small request cannot cause a huge response.
+        names = dict.fromkeys(topic.name or "" for topic in requested)
+        topics = [_topic_by_name(name, image, view) for name in names]
+        missing = [
+            name
+            for name, topic in zip(names, topics, strict=True)
+            if topic.get("error_code") == ErrorCode.unknown_topic_or_partition
+        ]
+        if missing and request.allow_auto_topic_creation and broker.settings.broker.auto_create_topics_enable:
+            broker.auto_topic_creation.create_topics(missing)
     return {
         "brokers": [
             {"node_id": each.broker_id, "host": endpoint.host, "port": endpoint.port, "rack": each.rack}
@@ -96,65 +98,35 @@ async def metadata(request: MetadataRequest, session: RequestContext, broker: Br
     }
 
 
-async def _auto_create_topics(names: list[str], broker: Broker) -> dict[str, MoldauError]:
-    """Creates the topics that do not exist. Returns the errors of topics that could not be created."""
-    topics = broker.metadata.image.topics
-    missing = {name: None for name in names if name not in topics and not is_internal(name)}
-    errors: dict[str, MoldauError] = {}
-    if OFFSETS_TOPIC in names and OFFSETS_TOPIC not in topics:
-        try:
-            await broker.groups.ensure_topic()
-        except MoldauError as error:
-            errors[OFFSETS_TOPIC] = error
-    new_topics = []
-    for name in missing:
-        try:
-            validate_topic_name(name)
-        except InvalidTopicError as error:
-            errors[name] = error
-        else:
-            new_topics.append(NewTopic(name))
-    if new_topics:
-        try:
-            results = await broker.controller_channel.create_topics(new_topics)
-        except MoldauError as error:
-            return errors | {topic.name: error for topic in new_topics}
-        for created in results:
-            # Ignore TopicExistsError, because another request may have created the topic at the same time.
-            if created.error is not None and not isinstance(created.error, TopicExistsError):
-                errors[created.name] = created.error
-    return errors
+def _requested_ids(requested: Sequence[MetadataRequestTopic], version: int) -> dict[UUID, None]:
+    """Returns the ids in a request, each once. Raises InvalidRequestError if a topic has neither name nor id, or if the
+    version does not support ids."""
+    ids = {topic.topic_id: None for topic in requested if topic.topic_id is not None}
+    if version < TOPIC_ID_VERSION and ids:
+        raise InvalidRequestError(f"version {version} cannot request topics by id")
+    if any(topic.name is None and topic.topic_id is None for topic in requested):
+        raise InvalidRequestError("a topic must be requested by name or by id")
+    return ids
 
 
-def _requested_topic(
-    requested: MetadataRequestTopic, image: MetadataImage, view: _View, errors: dict[str, MoldauError]
-) -> MetadataResponseTopic:
-    """Describes a requested topic. Looks up the topic by id if the request has an id, otherwise by name."""
-    supports_topic_ids = view.version >= TOPIC_ID_VERSION
-    name, topic_id = requested.name, requested.topic_id
-    if topic_id is not None:
-        topic = image.topic_by_id(topic_id) if supports_topic_ids else None
-    else:
-        topic = None if name is None else image.topics.get(name)
+def _topic_by_id(topic_id: UUID, image: MetadataImage, view: _View) -> MetadataResponseTopic:
+    topic = image.topic_by_id(topic_id)
     if topic is not None:
         return _topic(topic, image, view)
-    error = _lookup_error(name, topic_id, supports_topic_ids, errors)
-    is_unavailable = isinstance(error, CONTROLLER_UNAVAILABLE)
+    return {"error_code": ErrorCode.unknown_topic_id, "name": None, "topic_id": topic_id}
+
+
+def _topic_by_name(name: str, image: MetadataImage, view: _View) -> MetadataResponseTopic:
+    topic = image.topics.get(name)
+    if topic is not None:
+        return _topic(topic, image, view)
     return {
-        "error_code": ErrorCode.leader_not_available if is_unavailable else error_code(error),
-        "name": name if supports_topic_ids else name or "",
-        "topic_id": topic_id,
+        "error_code": error_code(missing_topic_error(name)),
+        "name": name,
+        "topic_id": None,
+        "is_internal": is_internal(name),
+        "topic_authorized_operations": view.operations,
     }
-
-
-def _lookup_error(
-    name: str | None, topic_id: UUID | None, supports_topic_ids: bool, errors: dict[str, MoldauError]
-) -> MoldauError:
-    if topic_id is not None and supports_topic_ids:
-        return UnknownTopicIdError("no topic has this id")
-    if topic_id is not None or name is None:
-        return InvalidRequestError("a topic must be requested by name, or from version 12 on by id")
-    return errors.get(name) or missing_topic_error(name)
 
 
 def _topic(topic: TopicImage, image: MetadataImage, view: _View) -> MetadataResponseTopic:

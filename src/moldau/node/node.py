@@ -36,6 +36,7 @@ from moldau.raft.raft_client import METADATA_LOG, RaftClient, open_metadata_log
 from moldau.raft.snapshot_store import FileSnapshotStore, MemorySnapshotStore
 from moldau.replication.driver import ReplicaFetcherManager
 from moldau.server.api import Broker, ClientConnection
+from moldau.server.auto_topic_creation import AutoTopicCreationManager
 from moldau.server.dispatcher import Dispatcher
 from moldau.server.fetch_session import FetchSessionCache
 from moldau.server.forwarding import execute_forwarded
@@ -86,10 +87,11 @@ class Node:
 
     @property
     def unexpected_errors(self) -> int:
-        """The number of requests and group timers that ended in an unexpected exception."""
+        """The number of requests and background operations that ended in an unexpected exception."""
         if self._dispatcher is None:
             return 0
-        return self._dispatcher.unexpected_errors + self._groups.unexpected_errors
+        counters = (self._dispatcher, self._groups, self._auto_topic_creation)
+        return sum(each.unexpected_errors for each in counters)
 
     async def start(self) -> None:
         """Starts the node and returns when clients are served. If the start fails, closes everything again."""
@@ -215,6 +217,10 @@ class Node:
         )
         metadata.add_publisher(groups.publish)
         self._exit_stack.push_async_callback(groups.close)
+        auto_topic_creation = self._auto_topic_creation = AutoTopicCreationManager(
+            controller_channel, groups.ensure_topic, clock
+        )
+        self._exit_stack.push_async_callback(auto_topic_creation.close)
         self._replication = ReplicaFetcherManager(
             node_id,
             replica_manager,
@@ -244,6 +250,7 @@ class Node:
             shutdown_callbacks=CallbackList(),
             quorum=quorum,
             controller_channel=controller_channel,
+            auto_topic_creation=auto_topic_creation,
             lifecycle=lifecycle,
             peers=peers,
             replication=self._replication,

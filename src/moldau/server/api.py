@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from moldau.platform import Platform
     from moldau.raft.raft_client import RaftClient
     from moldau.replication.driver import ReplicaFetcherManager
+    from moldau.server.auto_topic_creation import AutoTopicCreationManager
     from moldau.server.fetch_session import FetchSessionCache
     from moldau.settings.effective import EffectiveSettings
     from moldau.transactions.producer_id_manager import ProducerIdManager
@@ -49,6 +50,7 @@ class Broker:
     quorum: "RaftClient"
     controller_channel: "NodeToControllerChannel"
     """Sends requests to the active controller, which runs on this node or on another node."""
+    auto_topic_creation: "AutoTopicCreationManager"
     lifecycle: "BrokerLifecycleManager"
     peers: "PeerClient"
     replication: "ReplicaFetcherManager"

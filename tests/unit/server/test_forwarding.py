@@ -133,6 +133,7 @@ class TwoNodes:
             controller_channel=NodeToControllerChannel(
                 number, controller, quorum, peers, metadata, cast(Any, self.platform.clock)
             ),
+            auto_topic_creation=cast(Any, None),
             peers=peers,
             lifecycle=cast(Any, None),
             replication=cast(Any, None),

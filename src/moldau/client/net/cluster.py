@@ -24,6 +24,10 @@ GROUP, TRANSACTION = 0, 1
 
 PORT_DEFAULT = 9092
 
+CREATION_BACKOFF_MS = 5
+"""The first backoff while a broker creates a topic. Brokers respond before the topic exists, and most create it within
+a few milliseconds."""
+
 T = TypeVar("T")
 
 _log = get_logger("client.cluster")
@@ -147,9 +151,11 @@ class Cluster:
     def backoff(self) -> Backoff:
         return Backoff(self.random, self.retry_backoff_ms, self.retry_backoff_max_ms)
 
-    def retry(self, timeout_ms: int | None = None) -> Retry:
-        """Returns a `Retry` for one operation with this timeout (default: request_timeout_ms)."""
-        return Retry(self.backoff(), self.request_timeout_ms if timeout_ms is None else timeout_ms)
+    def retry(self, timeout_ms: int | None = None, *, backoff_ms: int | None = None) -> Retry:
+        """Returns a `Retry` for one operation with this timeout (default: request_timeout_ms) and this first backoff
+        (default: retry_backoff_ms)."""
+        backoff = self.backoff() if backoff_ms is None else Backoff(self.random, backoff_ms, self.retry_backoff_max_ms)
+        return Retry(backoff, self.request_timeout_ms if timeout_ms is None else timeout_ms)
 
     # Requests
 
@@ -297,9 +303,12 @@ class Cluster:
     async def wait_for_topics(
         self, topics: Iterable[str], *, timeout_ms: int | None = None, create: bool = False
     ) -> None:
-        """Waits until all these topics exist; raises KafkaError when they do not appear in time."""
+        """Waits until all these topics exist; raises KafkaError when they do not appear in time.
+
+        With `create`, brokers with automatic topic creation may create them.
+        """
         names = list(topics)
-        retry = self.retry(timeout_ms)
+        retry = self.retry(timeout_ms, backoff_ms=min(CREATION_BACKOFF_MS, self.retry_backoff_ms) if create else None)
         while missing := [name for name in names if name not in self.topics]:
             try:
                 await self.refresh(missing, create=create, timeout_ms=retry.remaining_ms)

@@ -500,6 +500,22 @@ def test_topics_are_created_by_brokers_only_on_request() -> None:
     with_cluster(test)
 
 
+def test_a_topic_in_creation_is_requested_again_soon() -> None:
+    async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
+        cluster.retry_backoff_ms = cluster.retry_backoff_max_ms = 60_000
+        created = asyncio.create_task(cluster.wait_for_topics(["new"], create=True))
+        while broker.received_requests[-1].api is not ApiKey.METADATA or not _creates_topics(broker):
+            await asyncio.sleep(0)
+        broker.topics["new"] = 1
+        await asyncio.wait_for(created, 10)
+
+    with_cluster(test)
+
+
+def _creates_topics(broker: ScriptedBroker) -> bool:
+    return bool(broker.received_requests[-1].request.allow_auto_topic_creation)
+
+
 # Coordinators
 
 
