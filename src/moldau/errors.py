@@ -132,6 +132,10 @@ class ReplicaNotAvailableError(MoldauError):
     """This broker has no usable replica of the partition."""
 
 
+class LogDirNotFoundError(MoldauError):
+    """The path is not a log directory of this broker."""
+
+
 class PolicyViolationError(MoldauError):
     """The topic's cleanup policy forbids the request, such as DeleteRecords on a compacted topic."""
 

@@ -14,8 +14,7 @@ from moldau.wire.messages import DescribeLogDirsRequest, DescribeLogDirsResponse
 async def describe_log_dirs(
     request: DescribeLogDirsRequest, session: RequestContext, broker: Broker
 ) -> DescribeLogDirsResponse:
-    settings = broker.settings.broker
-    log_dir = settings.data_dir if settings.store == "files" else settings.store
+    log_dir = broker.settings.broker.log_dir
     try:
         total_bytes, usable_bytes = broker.replica_manager.store.space()
     except (OSError, StorageError):

@@ -354,6 +354,11 @@ class BrokerSettings:
         self.topic_defaults.check_conflicts()
 
     @property
+    def log_dir(self) -> str:
+        """The name of the log directory in responses."""
+        return self.data_dir if self.store == "files" else self.store
+
+    @property
     def voters(self) -> tuple[VoterAddress, ...]:
         """The voters of a new cluster; empty if this node is the only voter."""
         return parse_voters(self.quorum_voters)

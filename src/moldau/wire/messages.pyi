@@ -449,6 +449,13 @@ class ListGroupsResponseListedGroup(TypedDict):
     group_state: str  # 4+
     group_type: str  # 5+
 
+class SaslHandshakeRequest:
+    mechanism: str
+
+class SaslHandshakeResponse(TypedDict):
+    error_code: NotRequired[int]
+    mechanisms: NotRequired[Sequence[str]]
+
 class ApiVersionsRequest:
     client_software_name: str | None  # 3+
     client_software_version: str | None  # 3+
@@ -601,6 +608,85 @@ class OffsetForLeaderEpochResponseEpochEndOffset(TypedDict):
     leader_epoch: NotRequired[int]
     end_offset: NotRequired[int]
 
+class DescribeAclsRequest:
+    resource_type_filter: int
+    resource_name_filter: str | None
+    pattern_type_filter: int
+    principal_filter: str | None
+    host_filter: str | None
+    operation: int
+    permission_type: int
+
+class DescribeAclsResponse(TypedDict):
+    throttle_time: NotRequired[int]
+    error_code: NotRequired[int]
+    error_message: NotRequired[str | None]
+    resources: NotRequired[Sequence[DescribeAclsResponseResource]]
+
+class DescribeAclsResponseResource(TypedDict):
+    resource_type: int
+    resource_name: str
+    pattern_type: NotRequired[int]
+    acls: NotRequired[Sequence[DescribeAclsResponseAclDescription]]
+
+class DescribeAclsResponseAclDescription(TypedDict):
+    principal: str
+    host: str
+    operation: int
+    permission_type: int
+
+class CreateAclsRequest:
+    creations: list[CreateAclsRequestAclCreation]
+
+class CreateAclsRequestAclCreation:
+    resource_type: int
+    resource_name: str
+    resource_pattern_type: int
+    principal: str
+    host: str
+    operation: int
+    permission_type: int
+
+class CreateAclsResponse(TypedDict):
+    throttle_time: NotRequired[int]
+    results: NotRequired[Sequence[CreateAclsResponseAclCreationResult]]
+
+class CreateAclsResponseAclCreationResult(TypedDict):
+    error_code: NotRequired[int]
+    error_message: NotRequired[str | None]
+
+class DeleteAclsRequest:
+    filters: list[DeleteAclsRequestFilter]
+
+class DeleteAclsRequestFilter:
+    resource_type_filter: int
+    resource_name_filter: str | None
+    pattern_type_filter: int
+    principal_filter: str | None
+    host_filter: str | None
+    operation: int
+    permission_type: int
+
+class DeleteAclsResponse(TypedDict):
+    throttle_time: NotRequired[int]
+    filter_results: NotRequired[Sequence[DeleteAclsResponseFilterResult]]
+
+class DeleteAclsResponseFilterResult(TypedDict):
+    error_code: NotRequired[int]
+    error_message: NotRequired[str | None]
+    matching_acls: NotRequired[Sequence[DeleteAclsResponseMatchingAcl]]
+
+class DeleteAclsResponseMatchingAcl(TypedDict):
+    error_code: NotRequired[int]
+    error_message: NotRequired[str | None]
+    resource_type: int
+    resource_name: str
+    pattern_type: NotRequired[int]
+    principal: str
+    host: str
+    operation: int
+    permission_type: int
+
 class DescribeConfigsRequest:
     resources: list[DescribeConfigsRequestResource]
     include_synonyms: bool
@@ -660,6 +746,29 @@ class AlterConfigsResponseResource(TypedDict):
     resource_type: int
     resource_name: str
 
+class AlterReplicaLogDirsRequest:
+    dirs: list[AlterReplicaLogDirsRequestAlterReplicaLogDir]
+
+class AlterReplicaLogDirsRequestAlterReplicaLogDir:
+    path: str
+    topics: list[AlterReplicaLogDirsRequestAlterReplicaLogDirTopic]
+
+class AlterReplicaLogDirsRequestAlterReplicaLogDirTopic:
+    name: str
+    partitions: list[int]
+
+class AlterReplicaLogDirsResponse(TypedDict):
+    throttle_time: NotRequired[int]
+    results: NotRequired[Sequence[AlterReplicaLogDirsResponseAlterReplicaLogDirTopicResult]]
+
+class AlterReplicaLogDirsResponseAlterReplicaLogDirTopicResult(TypedDict):
+    topic_name: str
+    partitions: NotRequired[Sequence[AlterReplicaLogDirsResponseAlterReplicaLogDirPartitionResult]]
+
+class AlterReplicaLogDirsResponseAlterReplicaLogDirPartitionResult(TypedDict):
+    partition_index: int
+    error_code: NotRequired[int]
+
 class DescribeLogDirsRequest:
     topics: list[DescribeLogDirsRequestDescribableLogDirTopic] | None
 
@@ -689,6 +798,15 @@ class DescribeLogDirsResponsePartition(TypedDict):
     partition_size: int
     offset_lag: int
     is_future_key: bool
+
+class SaslAuthenticateRequest:
+    auth_bytes: memoryview
+
+class SaslAuthenticateResponse(TypedDict):
+    error_code: NotRequired[int]
+    error_message: NotRequired[str | None]
+    auth_bytes: Bytes
+    session_lifetime: NotRequired[int]  # 1+
 
 class CreatePartitionsRequest:
     topics: list[CreatePartitionsRequestTopic]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from moldau.errors import StorageError
 from moldau.logs.store import LogName
 from moldau.metadata.image import BrokerRegistration, PartitionRegistration, TopicImage
 from moldau.settings.broker import BrokerSettings
@@ -162,6 +163,23 @@ def test_an_offline_log_directory_has_an_error(keeper: AdminBroker) -> None:
 def test_a_memory_store_is_described_by_its_name() -> None:
     broker = AdminBroker(image_of({}), BrokerSettings(store="memory"))
     assert broker.send(LOG_DIRS, topics=None).results[0].log_dir == "memory"
+
+
+def test_a_replica_that_is_offline_or_on_another_broker_cannot_be_moved(
+    keeper: AdminBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka answers REPLICA_NOT_AVAILABLE and not NOT_LEADER_OR_FOLLOWER if only other brokers have replicas."""
+
+    def fail() -> None:
+        raise StorageError("input/output error")
+
+    offline = SimpleNamespace(guarded_log=SimpleNamespace(check_online=fail))
+    monkeypatch.setattr(
+        keeper, "replica_manager", SimpleNamespace(get=lambda name, index: offline if index == 1 else None)
+    )
+    topic = {"name": "a", "partitions": [0, 1]}
+    response = keeper.send(ApiKey.ALTER_REPLICA_LOG_DIRS, dirs=[{"path": "/kept/here", "topics": [topic]}])
+    assert [(each.partition_index, each.error_code) for each in response.results[0].partitions] == [(0, 9), (1, 56)]
 
 
 def test_a_duplicate_partition_is_described_once(keeper: AdminBroker, monkeypatch: pytest.MonkeyPatch) -> None:
