@@ -43,7 +43,7 @@ ERROR_CODES: Mapping[type[MoldauError], ErrorCode] = MappingProxyType(
     }
 )
 
-MESSAGE_LENGTH_MAX = 1000
+MESSAGE_LENGTH_MAX = 2000
 """Longer messages are truncated. They may quote the request, but a response string has at most 32,767 bytes."""
 
 

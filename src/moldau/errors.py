@@ -1,6 +1,7 @@
 """Domain errors. `error_codes.py` maps every error class to a Kafka error code."""
 
-from typing import Self
+from collections.abc import Sequence
+from typing import NamedTuple, Self
 
 
 class MoldauError(Exception):
@@ -29,16 +30,24 @@ class CorruptRecordError(MoldauError):
     """Bytes that are not a complete, well-formed record batch with a correct checksum."""
 
 
+class RecordError(NamedTuple):
+    """The reason why one record of a batch is invalid."""
+
+    batch_index: int
+    """The index of the record in its batch."""
+    message: str
+
+
 class InvalidRecordError(MoldauError):
-    """A well-formed batch that the topic does not accept. `record_index` is None if no single record is invalid."""
+    """A well-formed batch that the topic does not accept. `record_errors` is empty if no single record is invalid."""
 
-    def __init__(self, message: str, record_index: int | None = None) -> None:
+    def __init__(self, message: str, record_errors: Sequence[RecordError] = ()) -> None:
         super().__init__(message)
-        self.record_index = record_index
+        self.record_errors = record_errors
 
 
-class InvalidTimestampError(MoldauError):
-    """A record timestamp too far from the broker's clock."""
+class InvalidTimestampError(InvalidRecordError):
+    """A batch with records whose timestamps are too far from the broker's clock, or of the wrong type."""
 
 
 class RecordTooLargeError(MoldauError):

@@ -19,33 +19,46 @@ from uuid import UUID
 from moldau.controller.topic_names import is_internal
 from moldau.error_codes import error_code, error_message
 from moldau.errors import (
+    CorruptRecordError,
     InvalidRecordError,
     InvalidRequestError,
     InvalidRequiredAcksError,
     InvalidTopicError,
     InvalidTransactionStateError,
     MoldauError,
+    NotLeaderOrFollowerError,
+    RecordError,
+    RecordTooLargeError,
     RequestTimedOutError,
+    StorageError,
     TransactionalIdAuthorizationError,
     UnknownTopicIdError,
+    UnsupportedCompressionError,
 )
 from moldau.network.connection import CloseConnectionError
 from moldau.partitions.partition import LogAppendInfo, Partition
 from moldau.records.batch import NO_TIMESTAMP, Batch
-from moldau.records.validator import may_recompress, validate
+from moldau.records.batch_builder import with_append_time
+from moldau.records.validator import RECORD_ERRORS_MAX, check_header, must_decode, parse_batch, validate_records
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.partition_lookup import current_leader, find_partition, node_endpoints, topic_name
 from moldau.wire.messages import (
     ProduceRequest,
-    ProduceRequestPartitionData,
     ProduceRequestTopicData,
     ProduceResponse,
-    ProduceResponseBatchIndexAndErrorMessage,
     ProduceResponsePartition,
     ProduceResponseTopic,
 )
 
 ACKS_ALL, ACKS_NONE = -1, 0
+ERRORS_WITHOUT_LOG_START = (
+    CorruptRecordError,
+    NotLeaderOrFollowerError,
+    RecordTooLargeError,
+    StorageError,
+    UnsupportedCompressionError,
+)
+"""The errors of an append after which Kafka does not return the log start offset."""
 ADMIN_CLIENT_ID = "__admin_client"
 """The client id of Kafka's own tools, which may write to internal topics."""
 
@@ -58,11 +71,18 @@ class _PartitionResult:
     partition: Partition | None = None
     appended: LogAppendInfo | None = None
     log_start_offset: int = -1
+    """The start of the log; -1 if the request did not reach the log, or after an error of ERRORS_WITHOUT_LOG_START."""
     error: MoldauError | None = None
 
     def fail(self, error: MoldauError) -> None:
         # Remove the traceback, because it would keep the request frame in memory while other partitions are pending.
         self.error = error.with_traceback(None)
+        if self.appended is None and isinstance(error, ERRORS_WITHOUT_LOG_START):
+            self.log_start_offset = -1
+
+    @property
+    def record_errors(self) -> Sequence[RecordError]:
+        return self.error.record_errors if isinstance(self.error, InvalidRecordError) else ()
 
 
 class _TopicResult(NamedTuple):
@@ -93,6 +113,7 @@ async def _append(
     """Appends the batches. Returns the results of all partitions, and those of the partitions without an error."""
     topics: list[_TopicResult] = []
     succeeded: list[_PartitionResult] = []
+    record_errors_left = RECORD_ERRORS_MAX
     # Requests of one connection append one after the other, because a producer relies on the order of its batches.
     async with session.connection.append_lock:
         duplicates = _duplicate_partitions(request.topic_data)
@@ -107,15 +128,19 @@ async def _append(
                     if duplicates and (name or topic_id, data.index) in duplicates:
                         raise InvalidRequestError("the request has the partition more than once")
                     partition = _find_writable_partition(broker, session, name, topic_id, data.index)
-                    batches, append_time = await _validate_batches(
-                        broker, partition, request, data, session.api_version
+                    if request.acks not in (-1, 0, 1):
+                        raise InvalidRequiredAcksError(f"acks must be -1, 0 or 1, not {request.acks}")
+                    batch = parse_batch(data.records or b"")
+                    result.log_start_offset = partition.log.start_offset
+                    batch, append_time = await _validate_batch(
+                        broker, partition, request, batch, session.api_version, record_errors_left
                     )
-                    appended = await partition.append(batches, append_time, acks_all=request.acks == ACKS_ALL)
+                    appended = await partition.append([batch], append_time, acks_all=request.acks == ACKS_ALL)
                 except MoldauError as error:
                     result.fail(error)
+                    record_errors_left -= len(result.record_errors)
                 else:
                     result.partition, result.appended = partition, appended
-                    result.log_start_offset = partition.log.start_offset
                     succeeded.append(result)
     return topics, succeeded
 
@@ -138,25 +163,35 @@ def _find_writable_partition(
     return find_partition(broker, name, index, topic_id)
 
 
-async def _validate_batches(
-    broker: Broker, partition: Partition, request: ProduceRequest, data: ProduceRequestPartitionData, api_version: int
-) -> tuple[list[Batch], int]:
-    """Returns the validated batches and their append time. NO_TIMESTAMP means to keep the producer's timestamps."""
-    if request.acks not in (-1, 0, 1):
-        raise InvalidRequiredAcksError(f"acks must be -1, 0 or 1, not {request.acks}")
+async def _validate_batch(
+    broker: Broker,
+    partition: Partition,
+    request: ProduceRequest,
+    batch: Batch,
+    api_version: int,
+    record_errors_max: int,
+) -> tuple[Batch, int]:
+    """Returns the validated batch and its append time. NO_TIMESTAMP means to keep the producer's timestamps."""
     settings = partition.log.settings
+    check_header(batch, settings, api_version=api_version)
+    now_ms = broker.platform.clock.wall_ms()
+    if must_decode(batch, settings, now_ms):
 
-    def validate_now() -> tuple[list[Batch], int]:
-        now_ms = broker.platform.clock.wall_ms()
-        return validate(data.records or b"", settings, now_ms=now_ms, api_version=api_version), now_ms
+        def validate_now() -> tuple[Batch, int]:
+            now_ms = broker.platform.clock.wall_ms()
+            return validate_records(
+                batch, settings, partition.name, now_ms=now_ms, record_errors_max=record_errors_max
+            ), now_ms
 
-    batches, now_ms = await broker.cpu_budget.run(validate_now) if may_recompress(settings) else validate_now()
-    if batches[0].is_transactional:
+        batch, now_ms = await broker.cpu_budget.run(validate_now)
+    if batch.is_transactional:
         # Every transactional batch is rejected, because there is no transaction coordinator.
         if request.transactional_id is None:
             raise TransactionalIdAuthorizationError("a transactional batch needs a transactional id")
         raise InvalidTransactionStateError("no transaction is open: transactions are not supported")
-    return batches, now_ms if settings.message_timestamp_type == "LogAppendTime" else NO_TIMESTAMP
+    if settings.message_timestamp_type == "LogAppendTime":
+        return with_append_time(batch, now_ms), now_ms
+    return batch, NO_TIMESTAMP
 
 
 async def _wait_until_committed(results: Sequence[_PartitionResult], timeout_ms: int) -> None:
@@ -220,24 +255,26 @@ def _response(topics: list[_TopicResult], session: RequestContext, broker: Broke
 
 
 def _partition_response(result: _PartitionResult) -> ProduceResponsePartition:
-    if result.error is not None:
-        record_errors: list[ProduceResponseBatchIndexAndErrorMessage] = []
-        if isinstance(result.error, InvalidRecordError) and result.error.record_index is not None:
-            message = error_message(result.error)
-            record_errors = [{"batch_index": result.error.record_index, "batch_index_error_message": message}]
+    appended = result.appended
+    if result.error is None:
+        assert appended is not None
         return {
             "index": result.index,
-            "error_code": error_code(result.error),
-            "base_offset": -1,
-            "record_errors": record_errors,
-            "error_message": error_message(result.error),
+            "base_offset": appended.base_offset,
+            "log_append_time": appended.append_time_ms,
+            "log_start_offset": result.log_start_offset,
         }
-    assert result.appended is not None
     return {
         "index": result.index,
-        "base_offset": result.appended.base_offset,
-        "log_append_time": result.appended.append_time_ms,
+        "error_code": error_code(result.error),
+        # As in Kafka, records that were appended but not committed have offsets.
+        "base_offset": -1 if appended is None else appended.base_offset,
+        "log_append_time": NO_TIMESTAMP if appended is None else appended.append_time_ms,
         "log_start_offset": result.log_start_offset,
+        "record_errors": [
+            {"batch_index": index, "batch_index_error_message": message} for index, message in result.record_errors
+        ],
+        "error_message": error_message(result.error),
     }
 
 

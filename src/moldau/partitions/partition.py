@@ -63,7 +63,8 @@ class LogAppendInfo(NamedTuple):
     next_offset: int
     """The records are committed when the high watermark reaches this offset."""
     append_time_ms: int
-    """NO_TIMESTAMP unless the topic uses LogAppendTime."""
+    """NO_TIMESTAMP unless the topic uses LogAppendTime. As in Kafka, a duplicate has the maximum timestamp of the batch
+    that was appended first."""
     leader_epoch: int
     """The leader epoch of the append. In a later epoch the offsets may belong to other records."""
 
@@ -289,9 +290,9 @@ class Partition:
             if first.producer_id >= 0:
                 repeated = log_.producers.check(first)
                 if repeated is not None:
-                    if append_time_ms != NO_TIMESTAMP:
-                        append_time_ms = repeated.timestamp_ms
-                    return LogAppendInfo(repeated.base_offset, repeated.last_offset + 1, append_time_ms, leader_epoch)
+                    return LogAppendInfo(
+                        repeated.base_offset, repeated.last_offset + 1, repeated.timestamp_ms, leader_epoch
+                    )
             base_offset = offset = log_.end_offset
             for batch in batches:
                 batch.base_offset = offset

@@ -1,12 +1,14 @@
 """Validation of a producer's batches before they get their offsets, as in Kafka.
 
-Unlike in Kafka, records are decoded only if the topic is compacted or limits the age of records.
+Unlike in Kafka, records are decoded only if the topic is compacted or limits the age of records, or if the header shows
+that a timestamp may be invalid. Errors have a message for the producer.
 """
 
 from moldau.errors import (
     CorruptRecordError,
     InvalidRecordError,
     InvalidTimestampError,
+    RecordError,
     RecordTooLargeError,
     UnsupportedCompressionError,
 )
@@ -22,58 +24,30 @@ from moldau.records.batch import (
     TIMESTAMP_TYPE_MASK,
     Batch,
 )
-from moldau.records.batch_builder import recompress, with_append_time
+from moldau.records.batch_builder import recompress, replace_records
 from moldau.records.compression import CODECS_BY_NAME, DECOMPRESSED_BYTES_MAX, GZIP, LZ4, NAMES, NONE, ZSTD
-from moldau.records.record import RECORD_BYTES_MIN, section, spans
-from moldau.settings.registry import LONG_MAX
+from moldau.records.record import RECORD_BYTES_MIN, TIMESTAMP_MAX, section, spans
+from moldau.settings.registry import LONG_MAX, LONG_MIN
 from moldau.settings.topic import TopicSettings
 
 ZSTD_PRODUCE_VERSION = 7
 """The first version of Produce that allows zstd, because older clients cannot decompress it."""
 
-_BROKER_ATTRIBUTES = CONTROL_MASK | TIMESTAMP_TYPE_MASK | DELETE_HORIZON_MASK
+RECORD_ERRORS_MAX = 100_000
+"""The maximum number of record errors in a response. A small compressed batch can have millions of invalid records."""
+
+_REJECTED_ATTRIBUTES = CONTROL_MASK | DELETE_HORIZON_MASK
 _KAFKA_LZ4_LEVEL_DEFAULT = 9
 
 
-def validate(
-    data: Buffer,
-    settings: TopicSettings,
-    *,
-    now_ms: int,
-    api_version: int,
-    decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX,
-) -> list[Batch]:
-    """Returns the batch of one partition in a Produce request, which must contain exactly one, as a list.
+# The header
 
-    Raises InvalidRecordError, CorruptRecordError, RecordTooLargeError, InvalidTimestampError or
-    UnsupportedCompressionError, with a message for the producer.
+
+def parse_batch(data: Buffer) -> Batch:
+    """Returns the batch of one partition in a Produce request, which must contain exactly one.
+
+    Raises InvalidRecordError or CorruptRecordError.
     """
-    batch = _parse_single_batch(data)
-    _check_header(batch, settings, api_version)
-    append_time = settings.message_timestamp_type == "LogAppendTime"
-    if not append_time:
-        _check_header_timestamps(batch, settings, now_ms)
-
-    compacted = "compact" in settings.cleanup_policy
-    bounds_age = not append_time and settings.message_timestamp_before_max_ms < LONG_MAX
-    if compacted or bounds_age:
-        oldest_ms = now_ms - settings.message_timestamp_before_max_ms if bounds_age else None
-        _check_records(batch, compacted, oldest_ms, decompressed_bytes_max)
-
-    if settings.compression_type != "producer":
-        batch = _convert_codec(batch, settings, decompressed_bytes_max)
-    if append_time:
-        batch = with_append_time(batch, now_ms)
-    return [batch]
-
-
-def may_recompress(settings: TopicSettings) -> bool:
-    """Whether `validate` may have to decompress or compress a batch."""
-    looks_inside = "compact" in settings.cleanup_policy or settings.message_timestamp_before_max_ms < LONG_MAX
-    return looks_inside or settings.compression_type != "producer"
-
-
-def _parse_single_batch(data: Buffer) -> Batch:
     if len(data) <= MAGIC_POSITION:
         raise InvalidRecordError("a partition's records must hold a record batch")
     if data[MAGIC_POSITION] > 2:
@@ -98,7 +72,8 @@ def _reject_trailing_bytes(rest: Buffer) -> None:
     raise InvalidRecordError("a partition's records must hold exactly one record batch")
 
 
-def _check_header(batch: Batch, settings: TopicSettings, api_version: int) -> None:
+def check_header(batch: Batch, settings: TopicSettings, *, api_version: int) -> None:
+    """Raises InvalidRecordError, CorruptRecordError, RecordTooLargeError or UnsupportedCompressionError."""
     if batch.base_offset != 0:
         raise InvalidRecordError(f"the base offset of a producer's batch must be 0, not {batch.base_offset}")
     _check_size(batch, settings)
@@ -113,8 +88,10 @@ def _check_header(batch: Batch, settings: TopicSettings, api_version: int) -> No
             f"the batch has a count of {count} records and a last offset delta of {batch.last_offset_delta}"
         )
     attributes = batch.attributes
-    if attributes & _BROKER_ATTRIBUTES:
-        _reject_broker_attributes(attributes)
+    if attributes & _REJECTED_ATTRIBUTES:
+        if attributes & CONTROL_MASK:
+            raise InvalidRecordError("clients may not write control records")
+        raise InvalidRecordError("producers may not set a delete horizon")
     if batch.producer_id >= 0:
         if batch.base_sequence < 0:
             raise InvalidRecordError(
@@ -142,49 +119,140 @@ def _check_size(batch: Batch, settings: TopicSettings) -> None:
         )
 
 
-def _reject_broker_attributes(attributes: int) -> None:
-    if attributes & CONTROL_MASK:
-        raise InvalidRecordError("clients may not write control records")
-    if attributes & TIMESTAMP_TYPE_MASK:
-        raise InvalidTimestampError("producers may not set the timestamp type to LogAppendTime")
-    raise InvalidRecordError("producers may not set a delete horizon")
+# The records
 
 
-def _check_header_timestamps(batch: Batch, settings: TopicSettings, now_ms: int) -> None:
+def must_decode(batch: Batch, settings: TopicSettings, now_ms: int) -> bool:
+    """Returns whether the records of a batch have to be decompressed, and perhaps decoded, by `validate_records`."""
+    return settings.compression_type != "producer" or _must_check_records(batch, settings, now_ms)
+
+
+def _must_check_records(batch: Batch, settings: TopicSettings, now_ms: int) -> bool:
+    if "compact" in settings.cleanup_policy or batch.attributes & TIMESTAMP_TYPE_MASK:
+        return True
+    if settings.message_timestamp_type == "LogAppendTime":
+        return False
+    if settings.message_timestamp_before_max_ms < LONG_MAX:
+        return True
     newest_ms = now_ms + settings.message_timestamp_after_max_ms
-    if batch.max_timestamp > newest_ms or batch.base_timestamp > newest_ms:
-        raise InvalidTimestampError(
-            f"a timestamp of {max(batch.max_timestamp, batch.base_timestamp)} is more than "
-            f"message.timestamp.after.max.ms ahead of the broker's clock, which shows {now_ms}"
-        )
+    return batch.max_timestamp > newest_ms or batch.base_timestamp > newest_ms
 
 
-def _check_records(batch: Batch, compacted: bool, oldest_ms: int | None, limit: int) -> None:
-    base_timestamp = batch.base_timestamp
+def validate_records(
+    batch: Batch,
+    settings: TopicSettings,
+    partition: object,
+    *,
+    now_ms: int,
+    record_errors_max: int = RECORD_ERRORS_MAX,
+    decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX,
+) -> Batch:
+    """Returns the batch in the codec of the topic, with the timestamp type and maximum timestamp of its records.
+
+    Raises InvalidRecordError, InvalidTimestampError or RecordTooLargeError. The error lists the invalid records, at
+    most `record_errors_max` of them, and names the `partition`.
+    """
     try:
-        records = spans(batch, section(batch, limit))
-        for index, (_, _, timestamp_delta, _, key, _, _) in enumerate(records):
-            if compacted and key is None:
-                raise InvalidRecordError("a compacted topic takes no records without a key", index)
-            timestamp = base_timestamp + timestamp_delta
-            if oldest_ms is not None and timestamp < oldest_ms and timestamp != NO_TIMESTAMP:
-                raise InvalidTimestampError(
-                    f"the timestamp {timestamp} is older than message.timestamp.before.max.ms allows: "
-                    f"{oldest_ms} is the oldest now"
-                )
+        if _must_check_records(batch, settings, now_ms):
+            if batch.base_timestamp > TIMESTAMP_MAX:
+                raise InvalidTimestampError(f"the batch has the base timestamp {batch.base_timestamp}")
+            data = section(batch, decompressed_bytes_max)
+            if not _are_valid(batch, data, settings, now_ms):
+                _reject_invalid_records(batch, data, settings, partition, now_ms, record_errors_max)
+                batch = _with_record_timestamps(batch, data)
+        if settings.compression_type != "producer":
+            batch = _convert_codec(batch, settings, decompressed_bytes_max)
     except CorruptRecordError as error:
         # Raise an error that is not retriable, because the checksum is correct: the producer built a wrong batch.
         raise InvalidRecordError(str(error)) from None
+    return batch
+
+
+def _are_valid(batch: Batch, data: bytes, settings: TopicSettings, now_ms: int) -> bool:
+    """Returns False if a record or a timestamp in the header may be invalid. This is the fast check of most batches."""
+    if batch.is_log_append_time:
+        return False
+    compacted = "compact" in settings.cleanup_policy
+    oldest_ms, newest_ms = _timestamp_limits(settings, now_ms)
+    if batch.max_timestamp > newest_ms:
+        return False
+    base_timestamp = batch.base_timestamp
+    oldest_delta, newest_delta = oldest_ms - base_timestamp, newest_ms - base_timestamp
+    for _, _, timestamp_delta, _, key, _, _ in spans(batch, data):
+        if key is None and compacted:
+            return False
+        if not oldest_delta <= timestamp_delta <= newest_delta and base_timestamp + timestamp_delta != NO_TIMESTAMP:
+            return False
+    return True
+
+
+def _timestamp_limits(settings: TopicSettings, now_ms: int) -> tuple[int, int]:
+    """Returns the oldest and the newest timestamp that producers may set. LogAppendTime topics ignore timestamps."""
+    if settings.message_timestamp_type == "LogAppendTime":
+        return LONG_MIN, LONG_MAX
+    return now_ms - settings.message_timestamp_before_max_ms, now_ms + settings.message_timestamp_after_max_ms
+
+
+def _reject_invalid_records(
+    batch: Batch, data: bytes, settings: TopicSettings, partition: object, now_ms: int, record_errors_max: int
+) -> None:
+    """Raises an error with Kafka's message for each invalid record, if there is one."""
+    compacted, is_append_time = "compact" in settings.cleanup_policy, settings.message_timestamp_type == "LogAppendTime"
+    oldest_ms, newest_ms = _timestamp_limits(settings, now_ms)
+    no_key = f"Compacted topic cannot accept message without key in topic partition {partition}"
+    errors: list[RecordError] = []
+    count = 0
+    has_invalid_timestamp = False
+    for index, (_, _, timestamp_delta, offset, key, _, value_size) in enumerate(spans(batch, data)):
+        timestamp = batch.max_timestamp if batch.is_log_append_time else batch.base_timestamp + timestamp_delta
+        if compacted and key is None:
+            message = no_key
+        elif not is_append_time and timestamp != NO_TIMESTAMP:
+            if oldest_ms <= timestamp <= newest_ms:
+                continue
+            has_invalid_timestamp = True
+            message = (
+                f"Timestamp {timestamp} of message with offset {offset} is out of range. "
+                f"The timestamp should be within [{oldest_ms}, {newest_ms}]"
+            )
+        elif batch.is_log_append_time:
+            has_invalid_timestamp = True
+            message = (
+                f"Invalid timestamp type in message DefaultRecord(offset={offset}, timestamp={timestamp}, "
+                f"key={len(key or b'')} bytes, value={max(value_size, 0)} bytes). "
+                "Producer should not set timestamp type to LogAppendTime."
+            )
+        else:
+            continue
+        count += 1
+        if len(errors) < record_errors_max:
+            errors.append(RecordError(index, message))
+    if has_invalid_timestamp:
+        raise InvalidTimestampError("One or more records have been rejected due to invalid timestamp", errors)
+    if count:
+        first = ", ".join(f"RecordError(batchIndex={index}, message='{message}')" for index, message in errors[:3])
+        raise InvalidRecordError(
+            f"One or more records have been rejected due to {count} record errors in total, "
+            f"and only showing the first three errors at most: [{first}]",
+            errors,
+        )
+
+
+def _with_record_timestamps(batch: Batch, data: bytes) -> Batch:
+    """Returns a batch with CreateTime whose maximum timestamp is correct."""
+    if batch.is_log_append_time:
+        return replace_records(batch, batch.section, attributes=batch.attributes & ~TIMESTAMP_TYPE_MASK)
+    max_timestamp = batch.base_timestamp + max(timestamp_delta for _, _, timestamp_delta, *_ in spans(batch, data))
+    if max_timestamp == batch.max_timestamp:
+        return batch
+    return replace_records(batch, batch.section, max_timestamp=max_timestamp)
 
 
 def _convert_codec(batch: Batch, settings: TopicSettings, limit: int) -> Batch:
     codec = CODECS_BY_NAME[settings.compression_type]
     if codec == batch.compression:
         return batch
-    try:
-        batch = recompress(batch, codec, level=_level(codec, settings), limit=limit)
-    except CorruptRecordError as error:
-        raise InvalidRecordError(str(error)) from None
+    batch = recompress(batch, codec, level=_level(codec, settings), limit=limit)
     _check_size(batch, settings)
     return batch
 

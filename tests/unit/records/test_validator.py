@@ -11,22 +11,29 @@ from moldau.errors import (
     CorruptRecordError,
     InvalidRecordError,
     InvalidTimestampError,
+    RecordError,
     RecordTooLargeError,
     UnsupportedCompressionError,
 )
+from moldau.logs.store import LogName
 from moldau.records.batch import Batch
 from moldau.records.batch_builder import build_batch
 from moldau.records.compression import CODECS_BY_NAME, GZIP, LZ4, NONE, SNAPPY, ZSTD, compress
 from moldau.records.record import Record, iterate_records
-from moldau.records.validator import validate
+from moldau.records.validator import check_header, must_decode, parse_batch, validate_records
 from moldau.settings.topic import TopicSettings
 
 NOW_MS = 1_700_000_000_000
+PARTITION = LogName("orders", 3)
 RECORDS = [Record(timestamp=NOW_MS, key=b"key", value=b"value" * 20) for _ in range(3)]
 
 
 def check(data: bytes, *, api_version: int = 12, now_ms: int = NOW_MS, **settings: Any) -> Batch:
-    (batch,) = validate(data, TopicSettings(**settings), now_ms=now_ms, api_version=api_version)
+    topic = TopicSettings(**settings)
+    batch = parse_batch(data)
+    check_header(batch, topic, api_version=api_version)
+    if must_decode(batch, topic, now_ms):
+        batch = validate_records(batch, topic, PARTITION, now_ms=now_ms)
     return batch
 
 
@@ -135,8 +142,18 @@ def test_clients_may_not_write_control_records() -> None:
 
 
 def test_producers_may_not_set_log_append_time() -> None:
-    with pytest.raises(InvalidTimestampError):
-        check(build_batch(RECORDS, append_time_ms=NOW_MS))
+    data = build_batch(RECORDS, append_time_ms=NOW_MS)
+    with pytest.raises(InvalidTimestampError) as caught:
+        check(data, message_timestamp_type="LogAppendTime")
+    assert [each.batch_index for each in caught.value.record_errors] == [0, 1, 2]
+
+
+def test_log_append_time_in_a_batch_is_ignored_if_the_topic_has_create_time() -> None:
+    batch = check(build_batch(RECORDS, append_time_ms=NOW_MS, compression=GZIP))
+    assert not batch.is_log_append_time
+    assert batch.has_valid_checksum()
+    with pytest.raises(InvalidTimestampError, match="invalid timestamp"):
+        check(build_batch(RECORDS, append_time_ms=NOW_MS * 2))
 
 
 def test_producers_may_not_set_a_delete_horizon() -> None:
@@ -172,8 +189,22 @@ def test_timestamps_after_the_maximum_are_rejected() -> None:
     ahead = [Record(timestamp=NOW_MS), Record(timestamp=NOW_MS + after_ms)]
     assert check(build_batch(ahead), message_timestamp_after_max_ms=after_ms)
     ahead.append(Record(timestamp=NOW_MS + after_ms + 1))
-    with pytest.raises(InvalidTimestampError, match="ahead"):
+    with pytest.raises(InvalidTimestampError) as caught:
         check(build_batch(ahead), message_timestamp_after_max_ms=after_ms)
+    assert [each.batch_index for each in caught.value.record_errors] == [2]
+
+
+def test_a_timestamp_at_the_end_of_the_64_bit_range_is_rejected() -> None:
+    with pytest.raises(InvalidTimestampError):
+        check(build_batch([Record(timestamp=2**63 - 1)]))
+
+
+def test_a_maximum_timestamp_after_the_maximum_is_corrected_if_no_record_has_it() -> None:
+    data = with_field(build_batch(RECORDS, compression=LZ4), 35, ">q", NOW_MS * 2)
+    batch = check(data)
+    assert batch.max_timestamp == NOW_MS
+    assert batch.has_valid_checksum()
+    assert list(iterate_records(batch)) == list(iterate_records(Batch(data)))
 
 
 @pytest.mark.parametrize("codec", [NONE, LZ4])
@@ -183,8 +214,9 @@ def test_timestamps_before_the_minimum_are_rejected(codec: int) -> None:
     data = build_batch(behind, compression=codec)
     assert check(data, message_timestamp_before_max_ms=before_ms).data is data
     behind[1] = Record(timestamp=NOW_MS - before_ms - 1)
-    with pytest.raises(InvalidTimestampError, match="older"):
+    with pytest.raises(InvalidTimestampError) as caught:
         check(build_batch(behind, compression=codec), message_timestamp_before_max_ms=before_ms)
+    assert [each.batch_index for each in caught.value.record_errors] == [1]
 
 
 def test_records_without_a_timestamp_are_not_too_old() -> None:
@@ -192,11 +224,10 @@ def test_records_without_a_timestamp_are_not_too_old() -> None:
     assert check(data, message_timestamp_before_max_ms=1000).data is data
 
 
-def test_log_append_time_uses_the_brokers_clock() -> None:
+def test_a_topic_with_log_append_time_ignores_timestamps() -> None:
     far_ahead = build_batch([Record(timestamp=NOW_MS * 2, value=b"x")], compression=GZIP)
-    batch = check(far_ahead, message_timestamp_type="LogAppendTime")
-    assert batch.has_valid_checksum()
-    assert [record.timestamp for record in iterate_records(batch)] == [NOW_MS]
+    settings = {"message_timestamp_type": "LogAppendTime", "message_timestamp_before_max_ms": 1000}
+    assert check(far_ahead, **settings).data is far_ahead
 
 
 @pytest.mark.parametrize("codec", [NONE, SNAPPY])
@@ -206,8 +237,18 @@ def test_a_compacted_topic_rejects_records_without_a_key(codec: int) -> None:
     assert check(keyless, cleanup_policy=("delete",)).data is keyless
     for policy in (("compact",), ("compact", "delete")):
         assert check(keyed, cleanup_policy=policy).data is keyed
-        with pytest.raises(InvalidRecordError, match="without a key"):
+        with pytest.raises(InvalidRecordError, match="1 record errors in total") as caught:
             check(keyless, cleanup_policy=policy)
+        reason = "Compacted topic cannot accept message without key in topic partition orders-3"
+        assert caught.value.record_errors == [RecordError(3, reason)]
+
+
+def test_the_number_of_listed_record_errors_is_limited() -> None:
+    batch = parse_batch(build_batch([Record(timestamp=NOW_MS)] * 50, compression=GZIP))
+    topic = TopicSettings(cleanup_policy=("compact",))
+    with pytest.raises(InvalidRecordError, match="due to 50 record errors in total") as caught:
+        validate_records(batch, topic, PARTITION, now_ms=NOW_MS, record_errors_max=10)
+    assert [each.batch_index for each in caught.value.record_errors] == list(range(10))
 
 
 def test_undecodable_records_are_invalid_if_they_have_to_be_decoded() -> None:
@@ -250,4 +291,4 @@ def test_a_decompression_bomb_is_rejected() -> None:
     data = build_batch([Record(timestamp=NOW_MS, value=bytes(1_000_000))], compression=ZSTD)
     settings = dataclasses.replace(TopicSettings(), cleanup_policy=("compact",))
     with pytest.raises(RecordTooLargeError, match="decompressed"):
-        validate(data, settings, now_ms=NOW_MS, api_version=9, decompressed_bytes_max=100_000)
+        validate_records(parse_batch(data), settings, PARTITION, now_ms=NOW_MS, decompressed_bytes_max=100_000)

@@ -21,6 +21,7 @@ LANE = "produce"
 """Produce requests use a separate connection (a lane), because with acks=all they delay the requests behind them."""
 
 _TRANSACTION_TIMEOUT_MS = 60_000
+_RECORD_ERRORS_SHOWN_MAX = 3
 """The value for a field of InitProducerId that only transactions use."""
 _log = get_logger("client.sender")
 
@@ -267,11 +268,11 @@ def _encoding_error(error: Exception) -> KafkaError:
 
 
 def _error_message(response: Message) -> str:
-    """Returns the broker's error message, followed by the messages of invalid records if the response has them."""
+    """Returns the broker's error message, followed by the messages of the first invalid records."""
     texts = [response.get("error_message") or ""]
     texts += [
         f"record {each.batch_index}: {each.batch_index_error_message}"
-        for each in response.get("record_errors") or ()
+        for each in (response.get("record_errors") or ())[:_RECORD_ERRORS_SHOWN_MAX]
         if each.batch_index_error_message
     ]
     return "; ".join(text for text in texts if text)
