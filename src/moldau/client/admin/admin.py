@@ -91,6 +91,7 @@ class Admin:
         self, topics: Iterable[NewTopic], *, validate_only: bool = False
     ) -> Results[str, CreatedTopic]:
         new_topics = {topic.name: topic for topic in topics}
+        possibly_created: set[str] = set()
 
         async def request(names: list[str], retry: Retry) -> Results[str, CreatedTopic]:
             tree = {
@@ -98,20 +99,39 @@ class Admin:
                 "timeout": self._requester.attempt_timeout_ms(retry),
                 "validate_only": validate_only,
             }
-            response = await self.cluster.call(None, ApiKey.CREATE_TOPICS, tree)
-            return {
-                each.name: to_error(each.error_code, each.error_message)
-                or CreatedTopic(
+            try:
+                response = await self.cluster.call(None, ApiKey.CREATE_TOPICS, tree)
+            except KafkaError:
+                # The broker may have created the topics, so a retry that finds them is a success.
+                possibly_created.update([] if validate_only else names)
+                raise
+            results: Results[str, CreatedTopic] = {}
+            for each in response.topics:
+                error = to_error(each.error_code, each.error_message)
+                code = ErrorCode.none if error is None else error.code
+                results[each.name] = error or CreatedTopic(
                     each.name,
                     each.get("topic_id"),
                     each.num_partitions,
                     each.replication_factor,
                     {config.name: config.value for config in each.configs or ()},
                 )
-                for each in response.topics
-            }
+                if code is ErrorCode.topic_already_exists and each.name in possibly_created:
+                    results[each.name] = await self._describe_created(each.name)
+                elif code is ErrorCode.request_timed_out and not validate_only:
+                    possibly_created.add(each.name)
+            return results
 
-        return await self._requester.for_each(new_topics, request)
+        # A topic whose logs could not be opened exists, so a retry would hide the error.
+        return await self._requester.for_each(new_topics, request, final_errors=[ErrorCode.kafka_storage_error])
+
+    async def _describe_created(self, name: str) -> CreatedTopic | KafkaError:
+        """Describes a topic that an earlier attempt has created. Its configs are unknown."""
+        await self.cluster.refresh([name])
+        topic = self.cluster.topics.get(name)
+        if topic is None:
+            return _missing_topic_error(self.cluster, name)
+        return CreatedTopic(name, topic.topic_id, len(topic.partitions), len(topic.partitions[0].replicas), {})
 
     async def create_topic(
         self,

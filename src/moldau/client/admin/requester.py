@@ -1,7 +1,7 @@
 """Requests of the admin client, with retries: to any broker, to each of several brokers, or to group coordinators."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from moldau.client.errors import COORDINATOR_ERRORS, ErrorCode, KafkaError, raise_for_code
@@ -65,7 +65,11 @@ class AdminRequester:
         await self.with_retries(attempt)
 
     async def for_each(
-        self, keys: Iterable[K], request: Callable[[list[K], Retry], Awaitable[Results[K, V]]]
+        self,
+        keys: Iterable[K],
+        request: Callable[[list[K], Retry], Awaitable[Results[K, V]]],
+        *,
+        final_errors: Sequence[ErrorCode] = _FINAL_ERRORS,
     ) -> Results[K, V]:
         """Sends a request for all keys, and again for keys with a retriable error, until the timeout."""
         results: Results[K, V] = {}
@@ -82,7 +86,7 @@ class AdminRequester:
             failures = {
                 key: result
                 for key in remaining
-                if isinstance(result := results[key], KafkaError) and result.code not in _FINAL_ERRORS
+                if isinstance(result := results[key], KafkaError) and result.code not in final_errors
             }
             remaining = [key for key, failure in failures.items() if failure.is_retriable]
             if remaining:

@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import Callable
+from uuid import UUID
 
 import pytest
 
 from moldau.client.admin.admin import Admin
+from moldau.client.admin.types import CreatedTopic
 from moldau.client.errors import ErrorCode, KafkaError
 from moldau.wire.api_keys import ApiKey
 from support.scripted_broker import Disconnect, ReceivedRequest, ScriptedBroker, ScriptedResponse
@@ -46,7 +48,65 @@ def test_an_unknown_topic_after_a_lost_delete_response_counts_as_deleted(
 
 
 @pytest.mark.parametrize("before", [[], [deleted(ErrorCode.not_controller)]])
-def test_a_new_topic_notifies_the_listeners(before: list[Callable[[ReceivedRequest], ScriptedResponse]]) -> None:
+def test_a_topic_that_never_existed_is_not_deleted(before: list[Callable[[ReceivedRequest], ScriptedResponse]]) -> None:
     with pytest.raises(KafkaError) as told:
         delete(*before, deleted(ErrorCode.unknown_topic_or_partition))
     assert told.value.code is ErrorCode.unknown_topic_or_partition
+
+
+def created(code: ErrorCode) -> Callable[[ReceivedRequest], ScriptedResponse]:
+    def answer(received: ReceivedRequest) -> ScriptedResponse:
+        topics = [
+            {
+                "name": each.name,
+                "topic_id": UUID(int=7),
+                "error_code": int(code),
+                "error_message": None,
+                "num_partitions": each.num_partitions,
+                "replication_factor": each.replication_factor,
+                "configs": [],
+            }
+            for each in received.request.topics
+        ]
+        return {"throttle_time": 0, "topics": topics}
+
+    return answer
+
+
+def create(*answers: Callable[[ReceivedRequest], ScriptedResponse]) -> CreatedTopic:
+    left = iter(answers)
+
+    async def main() -> CreatedTopic:
+        async with (
+            asyncio.timeout(DEADLINE_S),
+            ScriptedBroker(
+                {ApiKey.CREATE_TOPICS: lambda received: next(left)(received)}, topics={"orders": 4}
+            ) as broker,
+            Admin(broker.bootstrap, retry_backoff_ms=1) as admin,
+        ):
+            return await admin.create_topic("orders", partitions=4, replication_factor=1)
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("in_doubt", [lambda _: Disconnect, created(ErrorCode.request_timed_out)])
+def test_a_topic_that_exists_after_a_lost_create_response_counts_as_created(
+    in_doubt: Callable[[ReceivedRequest], ScriptedResponse],
+) -> None:
+    topic = create(in_doubt, created(ErrorCode.topic_already_exists))
+    assert (topic.name, topic.partitions, topic.replication_factor) == ("orders", 4, 1)
+
+
+@pytest.mark.parametrize("before", [[], [created(ErrorCode.not_controller)]])
+def test_a_topic_that_existed_before_is_not_created(
+    before: list[Callable[[ReceivedRequest], ScriptedResponse]],
+) -> None:
+    with pytest.raises(KafkaError) as refused:
+        create(*before, created(ErrorCode.topic_already_exists))
+    assert refused.value.code is ErrorCode.topic_already_exists
+
+
+def test_a_topic_whose_logs_could_not_be_opened_is_not_created_again() -> None:
+    with pytest.raises(KafkaError) as refused:
+        create(created(ErrorCode.kafka_storage_error))
+    assert refused.value.code is ErrorCode.kafka_storage_error
