@@ -98,7 +98,7 @@ def test_three_nodes_start_and_survive_the_death_of_one(directory: Path) -> None
     up.wait_for("The cluster is up")
     for node_id in (1, 2, 3):
         assert f"node {node_id} is up on 127.0.0.1:{port + node_id - 1}, process {up.pid(node_id)}" in up.output()
-    assert "write.caching" in up.output()
+    assert "write.caching" not in up.output()
     bootstrap = ",".join(f"127.0.0.1:{port + number}" for number in range(3))
     assert f"export MOLDAU_BOOTSTRAP={bootstrap}\n" in up.output()
     pids = [up.pid(node_id) for node_id in (1, 2, 3)]
@@ -110,7 +110,7 @@ def test_three_nodes_start_and_survive_the_death_of_one(directory: Path) -> None
     assert is_alive(pids[2])
     environment = {**clean_environment(), "MOLDAU_BOOTSTRAP": bootstrap}
     made = subprocess.run(
-        [*COMMAND, "topic", "create", "orders", "--replicas", "2"], env=environment, capture_output=True, timeout=60
+        [*COMMAND, "topic", "create", "orders", "--replicas", "3"], env=environment, capture_output=True, timeout=60
     )
     assert made.returncode == 0, made.stderr
 
@@ -120,10 +120,10 @@ def test_three_nodes_start_and_survive_the_death_of_one(directory: Path) -> None
     assert not any(is_alive(pid) for pid in pids)
     assert list(directory.glob("node-*/pid")) == []
 
-    again = UpCommand(directory, "--nodes", "3", "--sync")
+    again = UpCommand(directory, "--nodes", "3", "--write-caching")
     again.wait_for("The cluster is up")
     assert f"127.0.0.1:{port}" in again.output()
-    assert "write.caching" not in again.output()
+    assert "acknowledged before fsync (write.caching)" in again.output()
     listed = subprocess.run([*COMMAND, "topic", "list"], env=environment, capture_output=True, text=True, timeout=60)
     assert "orders" in listed.stdout
     assert again.end(signal.SIGINT) == 0

@@ -37,10 +37,11 @@ def up(
     data_dir: Annotated[
         Path, typer.Option("--data-dir", metavar="DIR", help="Directory for the data, with a subdirectory per node.")
     ] = Path("moldau-cluster"),
-    sync: Annotated[
+    write_caching: Annotated[
         bool,
         typer.Option(
-            "--sync", help="Acknowledge records only after fsync, so that a power failure of all nodes loses none."
+            "--write-caching/--no-write-caching",
+            help="Acknowledge records before fsync. Faster, but a power failure of all nodes can lose the latest ones.",
         ),
     ] = False,
     settings: Annotated[
@@ -63,7 +64,7 @@ def up(
     try:
         values = parse_name_values(settings or [], "--set")
         with data_lock(str(data_dir)):
-            plan = make_plan(data_dir, nodes, port, values, write_caching=not sync)
+            plan = make_plan(data_dir, nodes, port, values, write_caching=write_caching)
             for notice in check_host(plan):
                 print_notice(notice)
             write_plan(data_dir, plan)
@@ -140,8 +141,8 @@ def _print_cluster_info(plan: ClusterPlan) -> None:
     )
     if defaults.write_caching:
         out_console.print(
-            "Records are acknowledged before fsync (write.caching). Use --sync to protect them against a power failure "
-            "of all nodes."
+            "Records are acknowledged before fsync (write.caching): a power failure of all nodes can lose the latest "
+            "ones."
         )
     out_console.print("Press Ctrl-C to stop it.")
 

@@ -103,14 +103,16 @@ def voter_count(nodes: int) -> int:
 def _shared_settings(nodes: int, first_port: int, cluster_id: str, *, write_caching: bool) -> dict[str, str]:
     replicas = min(nodes, REPLICAS_MAX)
     voters = [f"{number + 1}@{HOST}:{first_port + number}" for number in range(voter_count(nodes))]
-    return {
+    settings = {
         "cluster.id": cluster_id,
         "controller.quorum.voters": ",".join(voters),
         "default.replication.factor": str(replicas),
         "offsets.topic.replication.factor": str(replicas),
         "min.insync.replicas": "2" if nodes >= REPLICAS_MAX else "1",
-        "write.caching": "true" if write_caching else "false",
     }
+    if write_caching:
+        settings["write.caching"] = "true"
+    return settings
 
 
 def _settings(values: Mapping[str, str], options: Mapping[str, str]) -> BrokerSettings:

@@ -22,7 +22,7 @@ def plan(
     port: int | None = None,
     given: Mapping[str, str] | None = None,
     *,
-    write_caching: bool = True,
+    write_caching: bool = False,
 ) -> ClusterPlan:
     return make_plan(directory, nodes, port, given or {}, write_caching=write_caching)
 
@@ -76,9 +76,14 @@ def test_settings_depend_on_the_cluster_size(
         assert settings.topic_defaults.min_insync_replicas == in_sync
 
 
-def test_sync_disables_write_caching(directory: Path) -> None:
-    assert plan(directory).nodes[0].settings.topic_defaults.write_caching
-    assert not plan(directory, write_caching=False).nodes[0].settings.topic_defaults.write_caching
+def test_records_wait_for_fsync_unless_write_caching_is_requested(directory: Path) -> None:
+    for made, expected in (
+        (plan(directory), False),
+        (plan(directory, write_caching=True), True),
+        (plan(directory, given={"write.caching": "true"}), True),
+        (plan(directory, given={"write.caching": "false"}, write_caching=True), False),
+    ):
+        assert {each.settings.topic_defaults.write_caching for each in made.nodes} == {expected}
 
 
 def test_set_overrides_defaults(directory: Path) -> None:
