@@ -44,15 +44,20 @@ class LogEndQuery:
         """Returns the log ends of the partitions whose responses are all still valid.
 
         A partition is omitted if one of the brokers has registered again, because that broker may still have the
-        longest log. `complete_only` also omits partitions with missing responses.
+        longest log. `complete_only` also omits partitions for which a live broker has not responded. Brokers that were
+        fenced during the query are no longer candidates.
         """
         return {
             name: ends
             for name, ends in self._responses.items()
             if self._is_same_epoch(state, name)
             and all(self._is_same_incarnation(state, broker_id) for broker_id in ends)
-            and not (complete_only and len(ends) < len(self._candidates[name]))
+            and not (complete_only and any(each not in ends for each in self._live_candidates(state, name)))
         }
+
+    def _live_candidates(self, state: ControllerState, name: PartitionName) -> list[int]:
+        brokers = state.image.brokers
+        return [each for each in self._candidates[name] if each in brokers and brokers[each].is_active]
 
     def _is_same_incarnation(self, state: ControllerState, broker_id: int) -> bool:
         broker = state.image.brokers.get(broker_id)
