@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 from moldau.cli.commands import app
 from moldau.client import Admin, Consumer, Producer
 from moldau.client.admin.types import ConfigChange, ConfigResource, ResourceType
-from moldau.client.errors import KafkaError
+from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.record import TopicPartition
 from moldau.testing import Cluster
 
@@ -252,21 +252,40 @@ def test_a_stopped_node_hands_over_leadership_first(faulty: Cluster) -> None:
     run(main())
 
 
-def test_the_offsets_topic_is_not_created_with_too_few_replicas() -> None:
+def test_the_first_group_starts_with_a_dead_node() -> None:
     async def main() -> None:
         with Cluster(3) as cluster:
-            cluster.kill(next(node_id for node_id in (1, 2, 3) if node_id != cluster.controller_id))
-            await wait_until(lambda: active_brokers(cluster) == 2)
-            async with Admin(cluster.bootstrap, timeout_ms=1_000) as admin:
-                with pytest.raises(KafkaError, match=r"offsets\.topic\.replication\.factor"):
-                    await admin.describe_group("nobody")
+            victim = next(node_id for node_id in (1, 2, 3) if node_id != cluster.controller_id)
+            cluster.kill(victim)
+            await send(cluster, "orders", "1")
+            async with Consumer(cluster.bootstrap, group_id="readers", auto_offset_reset="earliest") as consumer:
+                consumer.subscribe(["orders"])
+                async for record in consumer:
+                    assert record.value == b"1"
+                    break
+                await consumer.commit()
+            async with Admin(cluster.bootstrap) as admin:
+                for name in ("orders", "__consumer_offsets"):
+                    for partition in (await admin.describe_topic(name)).partitions:
+                        assert sorted(partition.replicas) == [1, 2, 3]
+                        assert victim not in partition.in_sync
+            cluster.restart(victim)
+            await wait_until(lambda: len(isr(cluster)) == 3)
 
     run(main())
 
 
-def active_brokers(cluster: Cluster) -> int:
-    image = max((node.broker.metadata.image for node in cluster.nodes.values()), key=lambda image: image.offset)
-    return sum(broker.is_active for broker in image.brokers.values())
+def test_the_offsets_topic_is_not_created_with_more_replicas_than_registered_brokers() -> None:
+    async def main() -> None:
+        with Cluster(2, settings={"offsets.topic.replication.factor": "3"}) as cluster:
+            async with Admin(cluster.bootstrap, timeout_ms=1_000) as admin:
+                with pytest.raises(KafkaError, match=r"offsets\.topic\.replication\.factor=3"):
+                    await admin.describe_group("nobody")
+                with pytest.raises(KafkaError) as refused:
+                    await admin.create_topic("orders", replication_factor=3)
+                assert refused.value.code is ErrorCode.invalid_replication_factor
+
+    run(main())
 
 
 # `moldau cluster`

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from moldau.controller.configuration_control import alter_configs
+from moldau.controller.replica_readiness import UnreadyReplicas
 from moldau.controller.requests import (
     ConfigChange,
     ConfigResult,
@@ -69,7 +70,7 @@ class FakeController:
 
     def __init__(self, broker: "AdminBroker") -> None:
         self.refuses: MoldauError | None = None
-        self.unready: Mapping[str, list[str]] | MoldauError = {}
+        self.unready: Mapping[str, UnreadyReplicas] | MoldauError = {}
         self.waited_for: tuple[list[str], int, dict[str, int]] | None = None
         self._broker = broker
         self._state = ControllerState(broker.metadata.image, broker.settings.static)
@@ -98,7 +99,7 @@ class FakeController:
 
     async def wait_replicas_ready(
         self, topics: Iterable[str], deadline_ms: int, *, first_partition: Mapping[str, int] | None = None
-    ) -> dict[str, list[str]]:
+    ) -> dict[str, UnreadyReplicas]:
         """All topics are ready at once, except those in `unready`."""
         self.waited_for = (list(topics), deadline_ms, dict(first_partition or {}))
         if isinstance(self.unready, MoldauError):

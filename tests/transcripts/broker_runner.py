@@ -71,7 +71,7 @@ class BrokerTranscriptRunner:
         assert created.error is None
         deadline_ms = self.stage.clock.monotonic_ms() + 2_000
         unready = await self.stage.controller.wait_replicas_ready([name], deadline_ms)
-        return "; ".join(unready[name]) if unready else f"{name} is ready"
+        return "; ".join(unready[name].reasons) if unready else f"{name} is ready"
 
     async def _cut_off(self, node_id: str) -> None:
         self.stage.nodes[int(node_id)].cut_off()

@@ -52,9 +52,6 @@ FORWARDING_LANES_MAX = 16
 REQUEST_TIMEOUT_MS_DEFAULT = 30_000
 """The timeout of requests that do not contain a timeout."""
 CREATE_TOPICS_TIMEOUT_MS = 10_000
-READY_TIMEOUT_MS = 1_000
-"""How long the creation of a topic waits until the replicas are ready. The wait is short, because some brokers may be
-down, and the caller does not need all replicas."""
 RESPONSE_GRACE_MS = 2_000
 """How much longer than the request's timeout to wait for the response. A controller that needs the whole timeout
 responds just after it, and its response contains the reason."""
@@ -142,19 +139,10 @@ class NodeToControllerChannel:
     async def create_topics(
         self, topics: Sequence[NewTopic], *, timeout_ms: int = CREATE_TOPICS_TIMEOUT_MS
     ) -> list[CreateTopicResult]:
-        """Creates topics that this node needs. Returns when the topics exist and their replicas are ready. Does not
-        wait longer than READY_TIMEOUT_MS for the replicas."""
-        tree = create_topics_request(topics, READY_TIMEOUT_MS)
+        """Creates topics that this node needs, in the same way as a client's CreateTopics request."""
+        tree = create_topics_request(topics, timeout_ms)
         response = await self.send(ApiKey.CREATE_TOPICS, 7, tree, timeout_ms)
-        return [self._ignore_ready_timeout(each) for each in create_topics_results(response, topics)]
-
-    def _ignore_ready_timeout(self, result: CreateTopicResult) -> CreateTopicResult:
-        """Returns a success if the topic exists and only its replicas were not ready in time."""
-        topic = self._metadata.image.topics.get(result.name)
-        if topic is None or not isinstance(result.error, RequestTimedOutError):
-            return result
-        replicas = len(topic.partitions[0].replicas)
-        return CreateTopicResult(result.name, topic.topic_id, len(topic.partitions), replicas)
+        return create_topics_results(response, topics)
 
     async def send(
         self, api: ApiKey, version: int, tree: Mapping[str, Any], timeout_ms: int = REQUEST_TIMEOUT_MS_DEFAULT

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from moldau.controller.requests import BrokerHeartbeat
-from moldau.metadata.image import BrokerRegistration, MetadataImage, TopicImage
+from moldau.metadata.image import BrokerRegistration
 
 
 @dataclass(slots=True)
@@ -154,53 +154,3 @@ def remaining_session_ms(session_ms: int, silent_ms: int) -> int:
     The session is at least half as long as a full one, so that a live node can find the new controller.
     """
     return max(session_ms - silent_ms, session_ms // 2)
-
-
-def find_unready_replicas(
-    image: MetadataImage, heartbeat_manager: BrokerHeartbeatManager, topics: Mapping[str, int], offset: int
-) -> dict[str, list[str]]:
-    """Returns, by topic, why replicas are not ready.
-
-    A replica is ready when its broker is unfenced, has applied the metadata up to `offset` and has opened the log.
-    `topics` maps each topic to the first partition to check. Deleted topics are skipped.
-    """
-    unready: dict[str, list[str]] = {}
-    for name, first in topics.items():
-        topic = image.topics.get(name)
-        if topic is not None:
-            reasons = _unready_reasons(image, heartbeat_manager, topic, first, offset)
-            if reasons:
-                unready[name] = reasons
-    return unready
-
-
-def _unready_reasons(
-    image: MetadataImage, heartbeat_manager: BrokerHeartbeatManager, topic: TopicImage, first: int, offset: int
-) -> list[str]:
-    by_node: dict[int, str] = {}
-    by_replica: list[str] = []
-    for partition in topic.partitions[first:]:
-        for broker_id in partition.replicas:
-            node_reason = _node_unready_reason(image, heartbeat_manager, broker_id, offset)
-            if node_reason is not None:
-                by_node[broker_id] = node_reason
-                continue
-            reason = heartbeat_manager.not_ready_reason(broker_id, topic.topic_id, partition.index)
-            if reason is not None:
-                by_replica.append(
-                    f"{topic.name}-{partition.index} on node {broker_id}: its log could not be opened: {reason}"
-                )
-    return [*by_replica, *(by_node[broker_id] for broker_id in sorted(by_node))]
-
-
-def _node_unready_reason(
-    image: MetadataImage, heartbeat_manager: BrokerHeartbeatManager, broker_id: int, offset: int
-) -> str | None:
-    broker = image.brokers.get(broker_id)
-    if broker is None:
-        return f"node {broker_id} is not registered"
-    if broker.fenced:
-        return f"node {broker_id} is fenced"
-    if heartbeat_manager.metadata_offset_of(broker_id) < offset:
-        return f"node {broker_id} has not applied the metadata yet"
-    return None

@@ -24,10 +24,10 @@ from moldau.controller.cluster_control import (
 )
 from moldau.controller.configuration_control import alter_configs
 from moldau.controller.elections import elect_leaders, unclean_election_candidates
-from moldau.controller.heartbeat_manager import find_unready_replicas
 from moldau.controller.ids import Randomness
 from moldau.controller.log_end_query import LogEndQuery
 from moldau.controller.reassignment import alter_partition_reassignments, list_partition_reassignments
+from moldau.controller.replica_readiness import UnreadyReplicas, find_unready_replicas
 from moldau.controller.requests import (
     BrokerHeartbeat,
     BrokerHeartbeatReply,
@@ -186,9 +186,12 @@ class QuorumController:
 
     async def wait_replicas_ready(
         self, topics: Iterable[str], deadline_ms: int, *, first_partition: Mapping[str, int] | None = None
-    ) -> dict[str, list[str]]:
-        """Waits until the replicas of these topics are ready, or until the deadline. Returns, by topic, why replicas
-        are still not ready. `first_partition` is the first partition of each topic to check."""
+    ) -> dict[str, UnreadyReplicas]:
+        """Waits until the replicas of these topics on live brokers are ready, or until the deadline. Returns the
+        replicas that are still not ready, by topic. `first_partition` is the first partition of each topic to check.
+
+        A broker that is fenced during the wait is no longer waited for.
+        """
         tasks = self._require_active()
         offset = self._loader.image.offset
         first = {name: (first_partition or {}).get(name, 0) for name in topics}

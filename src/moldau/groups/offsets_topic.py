@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from moldau.controller.requests import CreateTopicResult, NewTopic
-from moldau.errors import CoordinatorNotAvailableError, InvalidReplicationFactorError, MoldauError, TopicExistsError
+from moldau.errors import CoordinatorNotAvailableError, MoldauError, TopicExistsError
 from moldau.groups.java_hash import java_hash
 from moldau.metadata.image import TopicImage
 from moldau.metadata.loader import MetadataLoader
@@ -71,26 +71,15 @@ class OffsetsTopic:
 
     async def _create(self) -> None:
         try:
-            self._check_broker_count()
             (created,) = await self._controller.create_topics([new_offsets_topic(self._settings.broker)])
             if created.error is not None and not isinstance(created.error, TopicExistsError):
                 raise created.error
         except MoldauError as error:
-            self._log_once(str(error))
-            raise CoordinatorNotAvailableError(f"creating {OFFSETS_TOPIC} failed: {error}") from error
+            replicas = f"offsets.topic.replication.factor={self._settings.broker.offsets_topic_replication_factor}"
+            self._log_once(f"{error} ({replicas})")
+            raise CoordinatorNotAvailableError(f"creating {OFFSETS_TOPIC} with {replicas} failed: {error}") from error
         finally:
             self._creation = None
-
-    def _check_broker_count(self) -> None:
-        """Raises InvalidReplicationFactorError if too few brokers are active. Without this check, the controller would
-        also place replicas on inactive brokers."""
-        required = self._settings.broker.offsets_topic_replication_factor
-        active = sum(broker.is_active for broker in self._metadata.image.brokers.values())
-        if active < required:
-            raise InvalidReplicationFactorError(
-                f"replication factor {required} needs more than {active} active brokers: start more brokers, or lower "
-                f"offsets.topic.replication.factor"
-            )
 
     def _log_once(self, reason: str) -> None:
         """Logs each new reason once, because clients retry many times a second."""

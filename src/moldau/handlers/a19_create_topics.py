@@ -5,9 +5,9 @@
 - Since v5, the response contains the number of partitions, the replication factor and the configs; since v7 the topic
   id. With `validate_only` the response has the same fields, but no topic is created and the id is not used later.
 - With a `timeout` of 0 or less, nothing is created and the error is REQUEST_TIMED_OUT.
-- The response is sent when the topics are committed and all replicas have opened their logs. If this takes longer than
-  the timeout, the topic still exists. The error is then REQUEST_TIMED_OUT, and the message lists the replicas that are
-  not ready, with the reasons.
+- The response is sent when the topics are committed and all live brokers have opened the logs of their replicas, or
+  after a second. Fenced brokers are not waited for. If no live broker could open the log of a partition, the error is
+  KAFKA_STORAGE_ERROR with the reasons; the topic exists.
 """
 
 from collections import Counter

@@ -1,9 +1,8 @@
 """CreatePartitions: adds partitions to topics. The controller or the request assigns the replicas.
 
 Every topic succeeds or fails independently. A topic that is in the request twice is rejected. With a `timeout` of 0 or
-less, nothing is added and the error is REQUEST_TIMED_OUT. The response is sent when all replicas of the new partitions
-are ready. If the timeout ends before, the partitions still exist, the error is REQUEST_TIMED_OUT, and the message lists
-the replicas that are not ready. Versions 0-3 have the same fields.
+less, nothing is added and the error is REQUEST_TIMED_OUT. The response waits for the replicas of the new partitions as
+in CreateTopics. Versions 0-3 have the same fields.
 """
 
 from collections.abc import Iterable

@@ -1,10 +1,10 @@
-"""Broker sessions, and the readiness of replicas according to heartbeats."""
+"""Broker sessions and what heartbeats report."""
 
 from uuid import UUID
 
-from moldau.controller.heartbeat_manager import BrokerHeartbeatManager, find_unready_replicas, remaining_session_ms
+from moldau.controller.heartbeat_manager import BrokerHeartbeatManager, remaining_session_ms
 from moldau.controller.requests import BrokerHeartbeat, OfflineReplica
-from moldau.metadata.image import BrokerRegistration, MetadataImage, PartitionRegistration, TopicImage
+from moldau.metadata.image import BrokerRegistration
 
 SESSION_MS = 3_000
 TOPIC_ID = UUID(int=77)
@@ -95,46 +95,6 @@ def test_a_broker_whose_process_died_has_no_valid_session() -> None:
     assert not heartbeat_manager.has_valid_session(1, 5, 100)
     assert heartbeat_manager.has_valid_session(2, 5, 100)
     assert ids(heartbeat_manager, 200) == [], "a session that was ended explicitly is not reported"
-
-
-def topic(*replicas: tuple[int, ...]) -> TopicImage:
-    partitions = tuple(PartitionRegistration(index, each, each, each[0], 0, 0) for index, each in enumerate(replicas))
-    return TopicImage("orders", TOPIC_ID, partitions)
-
-
-def image(at: TopicImage, *brokers: BrokerRegistration) -> MetadataImage:
-    return MetadataImage(offset=50, brokers={each.broker_id: each for each in brokers}, topics={at.name: at})
-
-
-def test_each_unready_replica_is_listed_with_the_reason() -> None:
-    heartbeat_manager = with_brokers(1, 2, 3, 4)
-    for broker_id, offset in ((1, 50), (2, 49), (3, 51), (4, 51)):
-        heartbeat_manager.touch(BrokerHeartbeat(broker_id, 5, offset), 10)
-    heartbeat_manager.touch(
-        BrokerHeartbeat(3, 5, 51, not_ready=[OfflineReplica(TOPIC_ID, 1, 3, "No space left on device")]), 20
-    )
-    at = image(topic((1, 2, 3), (3, 1, 4), (9, 1, 4)), broker(1), broker(2), broker(3), broker(4, fenced=True))
-    assert find_unready_replicas(at, heartbeat_manager, {"orders": 0}, 50) == {
-        "orders": [
-            "orders-1 on node 3: its log could not be opened: No space left on device",
-            "node 2 has not applied the metadata yet",
-            "node 4 is fenced",
-            "node 9 is not registered",
-        ]
-    }
-    assert find_unready_replicas(at, heartbeat_manager, {"orders": 2}, 50) == {
-        "orders": ["node 4 is fenced", "node 9 is not registered"]
-    }
-    assert find_unready_replicas(at, heartbeat_manager, {"gone": 0}, 50) == {}
-
-
-def test_a_topic_is_ready_when_all_its_replicas_are() -> None:
-    heartbeat_manager = with_brokers(1, 2)
-    at = image(topic((1, 2)), broker(1), broker(2, leaving=True))
-    for broker_id in (1, 2):
-        assert find_unready_replicas(at, heartbeat_manager, {"orders": 0}, 50)
-        heartbeat_manager.touch(BrokerHeartbeat(broker_id, 5, 50), 10)
-    assert find_unready_replicas(at, heartbeat_manager, {"orders": 0}, 50) == {}
 
 
 def test_an_expired_session_is_monitored_again_after_a_stall() -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from moldau.controller.replica_readiness import UnreadyReplicas
 from moldau.errors import NotControllerError
 from moldau.metadata.image import TOPIC_RESOURCE, ConfigResource
 from moldau.settings.broker import BrokerSettings
@@ -13,6 +14,7 @@ from support.admin_broker import NOW_MS, AdminBroker, broker_image, image_of, to
 CREATE, DELETE, PARTITIONS = ApiKey.CREATE_TOPICS, ApiKey.DELETE_TOPICS, ApiKey.CREATE_PARTITIONS
 
 TIMED_OUT = 7
+STORAGE_ERROR = 56
 INVALID_REQUEST = 42
 DUPLICATE = (INVALID_REQUEST, "Duplicate topic name.")
 
@@ -148,10 +150,10 @@ def test_a_zero_timeout_changes_nothing(timeout: int) -> None:
     assert broker.metadata.image is before
 
 
-def test_the_wait_for_replicas_ends_before_the_timeout() -> None:
+def test_the_wait_for_replicas_is_short_and_ends_before_the_timeout() -> None:
     broker = AdminBroker(image_of({"old": 3}))
     create(broker, new_topic("a"), new_topic("old"), new_topic("b"), timeout=30_000)
-    assert broker.controller.waited_for == (["a", "b"], NOW_MS + 29_000, {})
+    assert broker.controller.waited_for == (["a", "b"], NOW_MS + 1_000, {})
     more_partitions(broker, ("old", 5, None), ("a", 2, None), timeout=500)
     assert broker.controller.waited_for == (["old"], NOW_MS + 450, {"old": 3, "a": 2})
 
@@ -163,30 +165,35 @@ def test_validate_only_does_not_wait_for_replicas() -> None:
     assert broker.controller.waited_for is None
 
 
-def test_a_topic_that_is_not_ready_in_time_exists_and_lists_unready_replicas() -> None:
+def test_a_topic_with_unready_replicas_is_created() -> None:
     broker = AdminBroker(image_of({"old": 1}))
-    broker.controller.unready = {
-        "a": ["a-0 on node 3: its log could not be opened: No space left", "node 2 is fenced"],
-        "old": ["node 2 has not applied the metadata yet"],
-    }
+    unready = UnreadyReplicas(["node 2 has not applied the metadata yet"], is_offline=False)
+    broker.controller.unready = {"a": unready, "old": unready}
     response = create(broker, new_topic("a"), new_topic("b"))
-    assert (response["a"].error_code, response["b"].error_code) == (TIMED_OUT, 0)
-    assert response["a"].error_message == (
-        "The change is committed, but not all replicas are ready: a-0 on node 3: its log could not be opened: "
-        "No space left; node 2 is fenced."
+    assert (response["a"].error_code, response["b"].error_code) == (0, 0)
+    assert more_partitions(broker, ("old", 2, None)) == [("old", 0, None)]
+
+
+def test_a_topic_whose_logs_could_not_be_opened_exists_and_has_an_error() -> None:
+    broker = AdminBroker(image_of({"old": 1}))
+    failed = UnreadyReplicas(["a-0 on node 1: its log could not be opened: No space left"], is_offline=True)
+    broker.controller.unready = {"a": failed, "old": failed}
+    response = create(broker, new_topic("a"), new_topic("b"))
+    assert (response["a"].error_code, response["b"].error_code) == (STORAGE_ERROR, 0)
+    message = (
+        "The change is committed, but no replica could be opened: a-0 on node 1: its log could not be opened: "
+        "No space left."
     )
+    assert response["a"].error_message == message
     assert "a" in broker.metadata.image.topics
-    ((name, code, message),) = more_partitions(broker, ("old", 2, None))
-    assert (name, code) == ("old", TIMED_OUT)
-    assert "node 2 has not applied the metadata yet" in message
+    assert more_partitions(broker, ("old", 2, None)) == [("old", STORAGE_ERROR, message)]
 
 
-def test_a_controller_that_moves_during_the_wait_does_not_cause_a_retry() -> None:
-    broker = AdminBroker(image_of({}))
+def test_a_controller_that_moves_during_the_wait_causes_no_error() -> None:
+    broker = AdminBroker(image_of({"old": 1}))
     broker.controller.unready = NotControllerError("moved")
-    topic = create(broker, new_topic("a"))["a"]
-    assert topic.error_code == TIMED_OUT, "NOT_CONTROLLER would be tried again elsewhere, and the topic exists"
-    assert "committed" in topic.error_message
+    assert create(broker, new_topic("a"))["a"].error_code == 0, "NOT_CONTROLLER would be retried, but the topic exists"
+    assert more_partitions(broker, ("old", 2, None)) == [("old", 0, None)]
 
 
 def test_a_failing_controller_fails_every_item_but_not_the_connection() -> None:
