@@ -9,6 +9,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from moldau.coordinator.result import RequestId
 from moldau.errors import FencedInstanceIdError, MemberIdRequiredError, MoldauError, UnknownMemberIdError
 from moldau.groups.records import GroupMetadataRecord
 from moldau.groups.requests import (
@@ -18,7 +19,6 @@ from moldau.groups.requests import (
     JoinResponse,
     LeavingMember,
     Protocol,
-    RequestId,
     SyncResponse,
 )
 from moldau.settings.broker import BrokerSettings

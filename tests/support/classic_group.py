@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from moldau.coordinator.result import Now, RequestId
 from moldau.errors import MoldauError
 from moldau.groups.classic_group import ClassicGroup
 from moldau.groups.classic_group_metadata import ClassicGroupMetadata
@@ -17,9 +18,7 @@ from moldau.groups.requests import (
     JoinResponse,
     LeavingMember,
     MemberIdentity,
-    Now,
     Protocol,
-    RequestId,
     SyncRequest,
     SyncResponse,
 )

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from moldau.coordinator.result import RequestId
 from moldau.error_codes import ERROR_CODES
 from moldau.errors import MemberIdRequiredError, MoldauError
 from moldau.groups.records import GroupRecord
@@ -21,7 +22,6 @@ from moldau.groups.requests import (
     LeaveResult,
     LeavingMember,
     Protocol,
-    RequestId,
     SyncResponse,
 )
 from support.wire import WireClient

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 from uuid import UUID
 
+from moldau.coordinator.result import Now
 from moldau.errors import CoordinatorNotAvailableError, MoldauError
 from moldau.groups.formats import decode, encode
 from moldau.groups.records import NO_EXPIRY, CommittedOffset, GroupRecord
@@ -18,7 +19,6 @@ from moldau.groups.requests import (
     JoinResponse,
     LeavingMember,
     MemberIdentity,
-    Now,
     OffsetToCommit,
     PartitionErrors,
     Protocol,

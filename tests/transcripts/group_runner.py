@@ -6,6 +6,7 @@ A syncs [A=orders-0 B=orders-1,orders-2]      A heartbeats      A commits [of 3]
 operator removes NAME      3s pass      coordinator restarts
 """
 
+from moldau.coordinator.result import RequestId
 from moldau.errors import MemberIdRequiredError, MoldauError, UnknownMemberIdError
 from moldau.groups.records import GroupMetadataRecord
 from moldau.groups.requests import (
@@ -16,7 +17,6 @@ from moldau.groups.requests import (
     LeaveResult,
     LeavingMember,
     Protocol,
-    RequestId,
     SyncResponse,
 )
 from support.classic_group import GroupHarness, named_protocols

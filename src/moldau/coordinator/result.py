@@ -2,10 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 R = TypeVar("R")
 T = TypeVar("T")
+
+RequestId = int
+"""Identifies a request until it is completed. The driver assigns the id."""
+
+
+class Now(NamedTuple):
+    monotonic_ms: int
+    """Used for timeouts."""
+    wall_ms: int
+    """Used for timestamps in records, and for timeouts that start at such a timestamp."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,3 +28,10 @@ class CoordinatorResult(Generic[R, T]):
 
     None means that the response is sent when everything that was appended before the operation is committed.
     """
+
+
+class CompletedRequest(NamedTuple, Generic[T]):
+    """A request that an operation completes. `response` may be an error."""
+
+    request_id: RequestId
+    response: T

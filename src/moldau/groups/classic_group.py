@@ -11,6 +11,8 @@ crash of the coordinator, the members join again.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from moldau.coordinator.deadline_queue import DeadlineQueue
+from moldau.coordinator.result import Now, RequestId
 from moldau.errors import (
     FencedInstanceIdError,
     GroupMaxSizeReachedError,
@@ -21,7 +23,6 @@ from moldau.errors import (
     UnknownMemberIdError,
 )
 from moldau.groups.classic_group_metadata import ClassicGroupMetadata
-from moldau.groups.deadline_queue import DeadlineQueue
 from moldau.groups.delayed_operations import DelayedJoin, DelayedSync
 from moldau.groups.members import ClassicGroupMember, MemberSet
 from moldau.groups.records import GroupMetadataRecord, GroupMetadataValue
@@ -34,8 +35,6 @@ from moldau.groups.requests import (
     LeaveResult,
     LeavingMember,
     MemberIdentity,
-    Now,
-    RequestId,
     ResultBuilder,
     SyncRequest,
 )

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, field
 
+from moldau.coordinator.result import RequestId
 from moldau.errors import RebalanceInProgressError
-from moldau.groups.requests import RequestId, ResultBuilder
+from moldau.groups.requests import ResultBuilder
 
 
 @dataclass(slots=True)

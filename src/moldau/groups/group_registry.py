@@ -6,20 +6,19 @@ from functools import partial
 from typing import TypeVar
 
 from moldau.coordinator import CoordinatorResult
+from moldau.coordinator.deadline_queue import DeadlineQueue
+from moldau.coordinator.result import CompletedRequest, Now, RequestId
 from moldau.errors import GroupIdNotFoundError, MemberIdRequiredError, MoldauError, UnknownMemberIdError
 from moldau.groups.classic_group import ClassicGroup, check_session_timeout
-from moldau.groups.deadline_queue import DeadlineQueue
 from moldau.groups.records import GroupMetadataRecord, GroupRecord
 from moldau.groups.requests import (
     UNKNOWN_MEMBER_ID,
-    CompletedRequest,
+    CompletedGroupRequest,
     GroupResult,
     JoinRequest,
     LeaveResult,
     LeavingMember,
     MemberIdentity,
-    Now,
-    RequestId,
     SyncRequest,
 )
 from moldau.settings.broker import BrokerSettings
@@ -90,7 +89,7 @@ class GroupRegistry:
     def on_loaded(self, now: Now) -> GroupResult:
         """Starts the timeouts of all groups after the log was loaded."""
         records: list[GroupRecord] = []
-        completed: list[CompletedRequest] = []
+        completed: list[CompletedGroupRequest] = []
         for group in list(self.groups.values()):
             result = self.run(group, lambda group: group.on_loaded(now))
             records += result.records
@@ -149,7 +148,7 @@ class GroupRegistry:
 
         A failed write then affects no other group. If more groups are due, `next_deadline_ms` stays in the past.
         """
-        completed: list[CompletedRequest] = []
+        completed: list[CompletedGroupRequest] = []
         while (group_id := self._deadlines.pop_due(now.monotonic_ms)) is not None:
             result = self.run(self.groups[group_id], lambda group: group.tick(now))
             completed += result.response

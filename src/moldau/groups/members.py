@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Self
 
+from moldau.coordinator.java_hash import java_hash
 from moldau.errors import FencedInstanceIdError, UnknownMemberIdError
-from moldau.groups.java_hash import java_hash
 from moldau.groups.records import MemberMetadataValue
 from moldau.groups.requests import JoinedMember, JoinRequest, Protocol
 

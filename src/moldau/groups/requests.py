@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Literal, NamedTuple
 from uuid import UUID
 
-from moldau.coordinator import CoordinatorResult
+from moldau.coordinator.result import CompletedRequest, CoordinatorResult, Now, RequestId
 from moldau.errors import MoldauError
 from moldau.groups.records import CommittedOffset, GroupRecord, MemberMetadataValue
 
@@ -18,32 +18,17 @@ NO_GENERATION = -1
 UNKNOWN_MEMBER_ID = ""
 """The member id of a new member, and of a consumer that commits without being a member."""
 
-RequestId = int
-"""Identifies a request until it is completed. The driver assigns the id."""
-
 TopicPartition = tuple[str, int]
 
 TopicKey = tuple[str, UUID | None]
 """Name and id of a topic. The id is None for offsets that were committed without a topic id."""
 
 
-class Now(NamedTuple):
-    monotonic_ms: int
-    """Used for timeouts."""
-    wall_ms: int
-    """Used for timestamps in records and for the expiration of offsets."""
+CompletedGroupRequest = CompletedRequest["GroupResponse | MoldauError"]
 
-
-class CompletedRequest(NamedTuple):
-    request_id: RequestId
-    response: "GroupResponse | MoldauError"
-
-
-GroupResult = CoordinatorResult[GroupRecord, Sequence[CompletedRequest]]
+GroupResult = CoordinatorResult[GroupRecord, Sequence[CompletedGroupRequest]]
 """Records, and the requests that are completed when the records are committed. An operation can complete the current
 request, requests that were parked before, both, or none."""
-
-EMPTY_RESULT: GroupResult = CoordinatorResult((), ())
 
 
 @dataclass(slots=True)
@@ -52,7 +37,7 @@ class ResultBuilder:
 
     now: Now
     records: list[GroupRecord] = field(default_factory=list)
-    completed: list[CompletedRequest] = field(default_factory=list)
+    completed: list[CompletedGroupRequest] = field(default_factory=list)
 
     def complete(self, request_id: RequestId, response: "GroupResponse | MoldauError") -> None:
         self.completed.append(CompletedRequest(request_id, response))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 
 from moldau.coordinator import CoordinatorResult
+from moldau.coordinator.result import CompletedRequest, Now, RequestId
 from moldau.errors import GroupIdNotFoundError, GroupSubscribedToTopicError, NonEmptyGroupError
 from moldau.groups.classic_group_metadata import ClassicGroupMetadata
 from moldau.groups.committed_offsets import CommittedOffsets, OffsetExpirationCondition, build_commit_records
@@ -17,13 +18,10 @@ from moldau.groups.records import GroupMetadataRecord, GroupRecord, OffsetCommit
 from moldau.groups.requests import (
     EMPTY_RESPONSE,
     CommitRequest,
-    CompletedRequest,
     GroupResult,
     GroupState,
-    Now,
     PartitionErrors,
     PartitionOffsets,
-    RequestId,
     TopicKey,
     TopicPartition,
 )
@@ -56,6 +54,15 @@ class GroupCoordinatorShard:
                 # A client can commit without joining, which creates an empty group without a protocol type.
                 self.groups.get_or_create(record.group_id)
             self.offsets.apply(record)
+
+    def on_loaded(self, now: Now) -> GroupResult:
+        return self.groups.on_loaded(now)
+
+    def next_deadline_ms(self, now: Now) -> int | None:
+        return self.groups.next_deadline_ms
+
+    def tick(self, now: Now) -> GroupResult:
+        return self.groups.tick(now)
 
     # Offsets
 
@@ -101,8 +108,7 @@ class GroupCoordinatorShard:
             for partition, error in errors.items()
             if error is None and self.offsets.get(group_id, *partition) is not None
         ]
-        completed = [CompletedRequest(request_id, errors)]
-        return CoordinatorResult(_tombstones(group_id, deleted), completed)
+        return CoordinatorResult(_tombstones(group_id, deleted), [CompletedRequest(request_id, errors)])
 
     # Deletion and expiration
 

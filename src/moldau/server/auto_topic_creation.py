@@ -12,8 +12,9 @@ from typing import NamedTuple
 from moldau.concurrency.tasks import cancel_and_wait
 from moldau.controller.requests import NewTopic
 from moldau.controller.topic_names import is_internal
+from moldau.coordinator.state_topic import TopicCreator
 from moldau.errors import MoldauError, TopicExistsError
-from moldau.groups.offsets_topic import OFFSETS_TOPIC, TopicCreator
+from moldau.groups.offsets_topic import OFFSETS_TOPIC
 from moldau.observe.logging import get_logger
 from moldau.platform.clock import Clock
 

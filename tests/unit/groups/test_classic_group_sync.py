@@ -2,6 +2,7 @@
 
 import pytest
 
+from moldau.coordinator.result import RequestId
 from moldau.errors import (
     IllegalGenerationError,
     InconsistentGroupProtocolError,
@@ -10,7 +11,7 @@ from moldau.errors import (
     UnknownMemberIdError,
 )
 from moldau.groups.records import GroupMetadataRecord, GroupMetadataValue
-from moldau.groups.requests import EMPTY_RESPONSE, UNKNOWN_MEMBER_ID, GroupState, LeavingMember, ListedGroup, RequestId
+from moldau.groups.requests import EMPTY_RESPONSE, UNKNOWN_MEMBER_ID, GroupState, LeavingMember, ListedGroup
 from support.classic_group import GROUP, PENDING, WALL_MS, GroupHarness, named_protocols, subscribed_to
 
 EMPTY, PREPARING = GroupState.EMPTY, GroupState.PREPARING_REBALANCE

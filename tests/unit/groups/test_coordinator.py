@@ -8,6 +8,8 @@ from uuid import UUID
 import pytest
 
 from moldau.controller.requests import NewTopic, TopicRef
+from moldau.coordinator.java_hash import java_hash, partition_for
+from moldau.coordinator.state_partition import load
 from moldau.errors import (
     CoordinatorLoadInProgressError,
     CoordinatorNotAvailableError,
@@ -19,9 +21,8 @@ from moldau.errors import (
     UnknownMemberIdError,
 )
 from moldau.groups.coordinator import GroupCoordinator
-from moldau.groups.java_hash import java_hash
-from moldau.groups.offsets_partition import load
-from moldau.groups.offsets_topic import OFFSETS_TOPIC, partition_for
+from moldau.groups.group_shard import GroupShard
+from moldau.groups.offsets_topic import OFFSETS_TOPIC
 from moldau.groups.records import NO_EXPIRY
 from moldau.groups.requests import (
     NO_GENERATION,
@@ -35,7 +36,6 @@ from moldau.groups.requests import (
     Protocol,
     SyncRequest,
 )
-from moldau.groups.shard_driver import ShardDriver
 from moldau.metadata.image import TOPIC_RESOURCE, ConfigResource
 from moldau.observe.logging import FIELDS
 from moldau.settings.sources import build_settings
@@ -250,7 +250,7 @@ def test_a_recreated_topic_has_no_offsets_after_a_crash_before_the_tombstones(
 ) -> None:
     async def scene() -> None:
         with monkeypatch.context() as crash:
-            crash.setattr(ShardDriver, "on_topics_deleted", lambda shard, topics: None)
+            crash.setattr(GroupShard, "on_topics_deleted", lambda shard, topics: None)
             async with Broker(topics=["orders", "payments", "gone"], settings=on_files) as broker:
                 parts = broker.node.broker
                 await parts.groups.ensure_topic()
@@ -274,7 +274,7 @@ def test_a_recreated_topic_has_no_offsets_after_a_crash_before_the_tombstones(
 
 
 def test_loading_is_retried_after_a_transient_error(on_files: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moldau.groups.coordinator.LOAD_RETRY_BACKOFF_S", 0.001)
+    monkeypatch.setattr("moldau.coordinator.shard_manager.LOAD_RETRY_BACKOFF_S", 0.001)
     failures = 0
 
     async def load_at_last(*arguments: Any) -> int:
@@ -290,7 +290,7 @@ def test_loading_is_retried_after_a_transient_error(on_files: dict[str, str], mo
             await groups.ensure_topic()
             for number in range(30):
                 await groups.commit(commit_of(f"g{number}", "orders", number))
-        monkeypatch.setattr("moldau.groups.shard_driver.load", load_at_last)
+        monkeypatch.setattr("moldau.coordinator.shard_driver.load", load_at_last)
         async with Broker(settings=on_files) as broker:
             groups = broker.node.broker.groups
             await on_loaded(groups)
@@ -309,20 +309,21 @@ def test_groups_are_reloaded_after_an_unexpected_unload_error(
             groups = broker.node.broker.groups
             await groups.ensure_topic()
             await groups.commit(commit_of("g", "orders", 5))
-            shard = groups._shards[partition_for("g", len(groups._shards))]
-            close = shard.close
+            shards = groups._shards
+            driver = shards.shard_of("g").driver
+            close = driver.close
 
             async def breaks_once() -> None:
-                monkeypatch.setattr(shard, "close", close)
+                monkeypatch.setattr(driver, "close", close)
                 raise KeyError("a bug")
 
-            monkeypatch.setattr(shard, "close", breaks_once)
-            index = shard.partition.name.partition
-            groups._on_resignation(index)
-            groups._on_partition_changed(groups._image.topics[OFFSETS_TOPIC].partitions[index])
+            monkeypatch.setattr(driver, "close", breaks_once)
+            index = driver.partition.name.partition
+            shards._on_resignation(index)
+            shards._on_partition_changed(shards.image.topics[OFFSETS_TOPIC].partitions[index])
             await on_loaded(groups)
             assert groups.unexpected_errors == 1
-            groups._past_unexpected_errors = 0
+            shards._past_unexpected_errors = 0
             assert await committed(groups, "g") == {("orders", 0): 5}
 
     asyncio.run(scene())
@@ -338,7 +339,7 @@ def test_offsets_of_a_topic_deleted_during_loading_are_deleted(
             await may_load.wait()
             return await load(*arguments)
 
-        monkeypatch.setattr("moldau.groups.shard_driver.load", load_when_told)
+        monkeypatch.setattr("moldau.coordinator.shard_driver.load", load_when_told)
         async with Broker(topics=["orders"], settings=on_files) as broker:
             groups = broker.node.broker.groups
             await groups.ensure_topic()
@@ -369,15 +370,17 @@ def test_a_recreated_topic_keeps_its_offsets_in_a_later_epoch(
             monkeypatch.setattr(groups._clock, "wall_ms", lambda: now_ms)
             await groups.commit(commit_of("g", "orders", 5, 5))
             with monkeypatch.context() as too_few_in_sync:
-                too_few_in_sync.setattr(ShardDriver, "_delete_offsets_of_deleted_topics", lambda shard: None)
+                too_few_in_sync.setattr(GroupShard, "_delete_offsets_of_deleted_topics", lambda shard: None)
                 await parts.controller.delete_topics([TopicRef("orders")])
                 await parts.controller.create_topics([NewTopic("orders", 1)])
             now_ms += 1
             await groups.commit(commit_of("g", "orders", 7))
             now_ms += 1
-            index = partition_for("g", len(groups._shards))
-            groups._shards[index].leader_epoch -= 1
-            groups._on_partition_changed(groups._image.topics[OFFSETS_TOPIC].partitions[index])
+            shards = groups._shards
+            driver = shards.shard_of("g").driver
+            driver.leader_epoch -= 1
+            index = driver.partition.name.partition
+            shards._on_partition_changed(shards.image.topics[OFFSETS_TOPIC].partitions[index])
             await on_loaded(groups)
             assert await committed(groups, "g") == {("orders", 0): 7}
 
@@ -480,11 +483,11 @@ def test_requests_after_close_fail() -> None:
 
 
 def sizes(groups: GroupCoordinator) -> tuple[int, int, int]:
-    shards = list(groups._shards.values())
+    drivers = [shard.driver for shard in groups._shards.shards]
     return (
-        sum(len(shard._pending_responses) for shard in shards),
-        sum(len(shard._pending_operations) for shard in shards),
-        sum(len(shard._shard.groups.groups) for shard in shards if shard._shard is not None),
+        sum(len(driver._pending_responses) for driver in drivers),
+        sum(len(driver._pending_operations) for driver in drivers),
+        sum(len(driver.shard.groups.groups) for driver in drivers if driver.shard is not None),
     )
 
 

@@ -6,8 +6,14 @@ from typing import Any, cast
 
 import pytest
 
-from moldau.errors import CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NotCoordinatorError
+from moldau.errors import (
+    CoordinatorLoadInProgressError,
+    CoordinatorNotAvailableError,
+    InvalidCommitOffsetSizeError,
+    NotCoordinatorError,
+)
 from moldau.groups.coordinator import GroupCoordinator
+from moldau.groups.group_shard import GroupShard
 from moldau.groups.records import NO_EXPIRY, CommittedOffset
 from moldau.groups.requests import (
     NO_GENERATION,
@@ -18,7 +24,6 @@ from moldau.groups.requests import (
     OffsetToCommit,
 )
 from moldau.groups.shard import GroupCoordinatorShard
-from moldau.groups.shard_driver import ShardDriver
 from moldau.metadata.loader import MetadataLoader
 from moldau.partitions.replica_manager import ReplicaManager
 from moldau.settings.broker import BrokerSettings
@@ -33,19 +38,26 @@ class Coordinator:
     """The groups of one node's replica."""
 
     def __init__(self, replicas: Replicas, node: int) -> None:
-        self.shard = ShardDriver(replicas[node], replicas.clock, commit_timeout_ms=COMMIT_TIMEOUT_MS)
+        self.shard = GroupShard(
+            replicas[node], replicas.clock, commit_timeout_ms=COMMIT_TIMEOUT_MS, existing_topics=dict
+        )
 
     async def load(self) -> None:
-        await self.shard.load(GroupCoordinatorShard(LIMITS), 1 << 20)
+        await self.shard.driver.load(GroupCoordinatorShard(LIMITS), 1 << 20)
 
     def commit(self, offset: int) -> "asyncio.Future[GroupResponse]":
         identity = MemberIdentity(group_id="g", generation=NO_GENERATION, member_id=UNKNOWN_MEMBER_ID, instance_id=None)
         made = OffsetToCommit("orders", 0, offset, -1, "", NO_EXPIRY, None)
         request = CommitRequest(identity=identity, offsets=(made,))
-        return self.shard.submit(lambda state, now, request_id: state.commit(now, request, request_id), is_commit=True)
+        return self.shard.driver.submit(
+            lambda state, now, request_id: state.commit(now, request, request_id),
+            too_large_error=InvalidCommitOffsetSizeError,
+        )
 
     async def offsets(self) -> list[int]:
-        reply = await self.shard.submit(lambda state, now, request_id: state.fetch_offsets("g", None, request_id))
+        reply = await self.shard.driver.submit(
+            lambda state, now, request_id: state.fetch_offsets("g", None, request_id)
+        )
         assert isinstance(reply, dict)
         return [each.offset for each in reply.values() if isinstance(each, CommittedOffset)]
 
@@ -62,7 +74,7 @@ def on_replicas(scene: Callable[[Replicas, Coordinator], Awaitable[None]]) -> No
         coordinator = Coordinator(replicas, 1)
         await coordinator.load()
         await scene(replicas, coordinator)
-        await coordinator.shard.close()
+        await coordinator.shard.driver.close()
 
     asyncio.run(asyncio.wait_for(main(), 20))
 
@@ -105,7 +117,7 @@ def test_offsets_survive_a_leader_change() -> None:
         await replicas.replicate(3)
         await loading
         assert await successor.offsets() == [6]
-        await successor.shard.close()
+        await successor.shard.driver.close()
 
     on_replicas(scene)
 
@@ -123,7 +135,7 @@ def test_a_leader_replaced_while_loading_stays_inactive() -> None:
         replicas.elect(3, [2, 3])
         await replicas.publish_image()
         await loading
-        assert not successor.shard.is_active
+        assert not successor.shard.driver.is_active
         with pytest.raises(NotCoordinatorError):
             await successor.offsets()
         with pytest.raises(NotCoordinatorError):
@@ -209,12 +221,12 @@ def test_loading_resumes_after_the_lease_is_renewed() -> None:
         replicas.leases[2].valid = False
         replicas[2].on_lease_lost()
         await loading
-        assert successor.shard.is_loading
+        assert successor.shard.driver.is_loading
         replicas.leases[2].valid = True
         await replicas.replicate(3)
         await successor.load()
         assert await successor.offsets() == [5]
-        await successor.shard.close()
+        await successor.shard.driver.close()
 
     on_replicas(scene)
 
@@ -230,19 +242,20 @@ def test_a_shard_that_waits_for_a_commit_does_not_block_other_shards() -> None:
         await turns()
         await other.replicate(1, 3)
         await answered
-        await written.shard.close()
+        await written.shard.driver.close()
         settings = EffectiveSettings(BrokerSettings(node_id=2))
         groups = GroupCoordinator(
             2, cast(ReplicaManager, None), cast(MetadataLoader, None), cast(Any, None), settings, replicas.clock
         )
-        groups._on_election(0, replicas[2], ())
-        groups._on_election(1, other[2], ())
+        groups._shards._on_election(0, replicas[2], None)
+        groups._shards._on_election(1, other[2], None)
         await turns()
-        assert groups._shards[0].is_loading
-        assert groups._shards[1].is_active
+        drivers = [shard.driver for shard in groups._shards.shards]
+        assert drivers[0].is_loading
+        assert drivers[1].is_active
         await replicas.replicate(3)
         await turns()
-        assert groups._shards[0].is_active
+        assert drivers[0].is_active
         await groups.close()
 
     on_replicas(scene)

@@ -11,7 +11,7 @@ from unittest import mock
 
 from moldau.controller import alter_partition as isr
 from moldau.controller import cluster_control as brokers
-from moldau.groups.shard_driver import ShardDriver
+from moldau.coordinator.shard_driver import ShardDriver
 from moldau.logs.leader_epochs import LeaderEpochCache
 from moldau.partitions import follower_replica
 from moldau.partitions.follower_replica import FollowerReplica

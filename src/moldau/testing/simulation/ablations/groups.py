@@ -7,12 +7,12 @@ from typing import Any
 from unittest import mock
 
 from moldau.coordinator import runtime
-from moldau.groups import offsets_partition as loading
+from moldau.coordinator.result import Now
+from moldau.groups import formats
 from moldau.groups.classic_group import ClassicGroup
 from moldau.groups.classic_group_metadata import ClassicGroupMetadata
-from moldau.groups.formats import decode
 from moldau.groups.records import GroupRecord
-from moldau.groups.requests import MemberIdentity, Now
+from moldau.groups.requests import MemberIdentity
 from moldau.groups.shard import GroupCoordinatorShard
 
 
@@ -35,8 +35,11 @@ def _complete_at_once(decisions: runtime.CoordinatorRuntime[Any, Any], parked: r
         _park(decisions, parked)
 
 
+_decode = formats.decode
+
+
 def _decode_if_not_deleted(key: bytes, value: bytes | None) -> GroupRecord | None:
-    return None if value is None else decode(key, value)
+    return None if value is None else _decode(key, value)
 
 
 ABLATIONS: Mapping[str, Callable[[], AbstractContextManager[object]]] = {
@@ -47,5 +50,5 @@ ABLATIONS: Mapping[str, Callable[[], AbstractContextManager[object]]] = {
     # The coordinator responds when its records are written, before they are committed.
     "reply-before-durable": partial(mock.patch.object, runtime.CoordinatorRuntime, "_park", _complete_at_once),
     # The coordinator ignores tombstones when it loads groups.
-    "tombstones": partial(mock.patch.object, loading, "decode", _decode_if_not_deleted),
+    "tombstones": partial(mock.patch.object, formats, "decode", _decode_if_not_deleted),
 }

@@ -1,4 +1,4 @@
-"""The asyncio driver of one GroupCoordinatorShard, for one leader epoch in which this node leads the partition.
+"""The asyncio driver of one shard of a coordinator, for one leader epoch in which this node leads the partition.
 
 The driver runs operations on the shard, keeps the futures of pending requests, and has one timer for all deadlines of
 the shard. Unloading fails all pending requests.
@@ -6,17 +6,19 @@ the shard. Unloading fails all pending requests.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
 
-from moldau.coordinator.runtime import CoordinatorRuntime
+from moldau.coordinator.result import CompletedRequest, CoordinatorResult, Now, RequestId
+from moldau.coordinator.runtime import CoordinatorRuntime, CoordinatorState
+from moldau.coordinator.state_partition import PartitionWriter, RecordSerde, load
 from moldau.errors import (
     CoordinatorLoadInProgressError,
     CoordinatorNotAvailableError,
     FencedLeaderEpochError,
-    InvalidCommitOffsetSizeError,
     MoldauError,
     NotCoordinatorError,
     NotEnoughReplicasError,
@@ -26,11 +28,6 @@ from moldau.errors import (
     StorageError,
     UnknownTopicOrPartitionError,
 )
-from moldau.groups.offsets_partition import PartitionWriter, load
-from moldau.groups.records import GroupRecord
-from moldau.groups.requests import EMPTY_RESULT, CompletedRequest, GroupResponse, GroupResult, Now, RequestId, TopicKey
-from moldau.groups.shard import GroupCoordinatorShard
-from moldau.metadata.image import TopicImage
 from moldau.observe.logging import get_logger
 from moldau.partitions.delayed_operations import CallbackList
 from moldau.partitions.partition import Partition
@@ -38,14 +35,36 @@ from moldau.platform.clock import Clock
 
 log = get_logger(__name__)
 
-WriteOperation = Callable[[GroupCoordinatorShard, Now, RequestId], GroupResult]
-BackgroundOperation = Callable[[GroupCoordinatorShard, Now], GroupResult | None]
+R = TypeVar("R")
+S = TypeVar("S", bound="CoordinatorShard[Any]")
+
+ShardResult = CoordinatorResult[R, Sequence[CompletedRequest[Any]]]
+"""Records, and the requests that are completed when the records are committed. An operation can complete the current
+request, requests that were parked before, both, or none."""
+
+WriteOperation = Callable[[S, Now, RequestId], ShardResult[R]]
+BackgroundOperation = Callable[[S, Now], ShardResult[R] | None]
 """An operation without a request. It returns None if nothing is left to do."""
 
 NO_LOCK = nullcontext()
 
 TICK_BACKOFF_MS = 1_000
 """Delay before timeouts are handled again after writing records failed, for example because the disk is full."""
+
+_EMPTY_RESULT: ShardResult[Any] = CoordinatorResult((), ())
+
+
+class CoordinatorShard(CoordinatorState[R], Protocol[R]):
+    """The state of a shard: a replicated state machine without I/O."""
+
+    def on_loaded(self, now: Now) -> ShardResult[R]:
+        """Runs before any request, after the log was loaded."""
+
+    def next_deadline_ms(self, now: Now) -> int | None:
+        """Returns the monotonic time at which `tick` must run; None if there is no deadline."""
+
+    def tick(self, now: Now) -> ShardResult[R]:
+        """Handles some or all deadlines up to `now`."""
 
 
 @dataclass(slots=True)
@@ -55,10 +74,10 @@ class _PendingOperation:
     request_id: RequestId | None
     """The request that submitted the operation; None for a background operation."""
     deadline_ms: int
-    is_commit: bool = False
+    too_large_error: type[MoldauError] = MoldauError
     on_committed: Callable[[], None] | None = None
     """Called when the operation's records are committed."""
-    result: GroupResult | None = None
+    result: ShardResult[Any] | None = None
     is_timed_out: bool = False
     """True if the request failed with a timeout before the operation ran. The operation must not run after that."""
     is_finished: bool = False
@@ -71,23 +90,40 @@ class _PendingOperation:
         return [] if self.request_id is None else [self.request_id]
 
 
-class ShardDriver:
-    def __init__(self, partition: Partition, clock: Clock, *, commit_timeout_ms: int) -> None:
+class ShardDriver(Generic[S, R]):
+    def __init__(
+        self,
+        partition: Partition,
+        serde: RecordSerde[R],
+        clock: Clock,
+        *,
+        contents: str,
+        commit_timeout_ms: int,
+        on_activated: Callable[[], None] | None = None,
+        on_high_watermark: Callable[[int], None] | None = None,
+    ) -> None:
+        """`contents` says in log lines what the shard has, for example "groups".
+
+        `on_activated` is called when the shard starts to serve requests, and `on_high_watermark` then and whenever the
+        high watermark advances.
+        """
         self.partition = partition
         self.leader_epoch = partition.leader_epoch
         self.unexpected_errors = 0
         """The number of background operations that failed with an unexpected exception."""
         self.is_loading = True
-        self.deleted_topics: dict[TopicKey, int] = {}
-        """Deleted topics that may still have offsets in this shard, with their deletion times in ms."""
+        self._serde = serde
         self._clock = clock
+        self._contents = contents
         self._commit_timeout_ms = commit_timeout_ms
-        self._runtime: CoordinatorRuntime[GroupCoordinatorShard, GroupRecord] = CoordinatorRuntime(
-            PartitionWriter(partition, self.leader_epoch, clock), not_loaded_error=self._unavailable_error
+        self._on_activated = on_activated
+        self._on_high_watermark = on_high_watermark
+        self._runtime: CoordinatorRuntime[S, R] = CoordinatorRuntime(
+            PartitionWriter(partition, self.leader_epoch, serde, clock), not_loaded_error=self._unavailable_error
         )
-        self._shard: GroupCoordinatorShard | None = None
+        self._shard: S | None = None
         self._listener_registrations: list[tuple[CallbackList, int]] = []
-        self._pending_responses: dict[RequestId, asyncio.Future[GroupResponse]] = {}
+        self._pending_responses: dict[RequestId, asyncio.Future[Any]] = {}
         self._last_request_id = 0
         self._pending_operations: deque[_PendingOperation] = deque()
         """Operations in submission order, which is also the order of their deadlines."""
@@ -99,6 +135,11 @@ class ShardDriver:
     # Loading and unloading
 
     @property
+    def shard(self) -> S | None:
+        """The state while the shard serves requests, else None. Only operations may change it."""
+        return self._shard
+
+    @property
     def is_active(self) -> bool:
         return self._shard is not None
 
@@ -108,10 +149,7 @@ class ShardDriver:
         return self.partition.log.start_offset == self.partition.log.end_offset
 
     async def load(
-        self,
-        shard: GroupCoordinatorShard,
-        bytes_per_read: int,
-        load_lock: AbstractAsyncContextManager[object] = NO_LOCK,
+        self, shard: S, bytes_per_read: int, load_lock: AbstractAsyncContextManager[object] = NO_LOCK
     ) -> None:
         """Loads the log while holding `load_lock` and activates the shard.
 
@@ -119,7 +157,7 @@ class ShardDriver:
         shard is unloaded.
         """
         try:
-            end_offset = await load(self.partition, self.leader_epoch, shard, bytes_per_read, load_lock)
+            end_offset = await load(self.partition, self.leader_epoch, shard, self._serde, bytes_per_read, load_lock)
         except Exception as error:
             if self.is_loading:
                 self._on_load_failed(error)
@@ -127,16 +165,17 @@ class ShardDriver:
             if self.is_loading:
                 self.activate(shard, end_offset)
 
-    def activate(self, shard: GroupCoordinatorShard, end_offset: int) -> None:
+    def activate(self, shard: S, end_offset: int) -> None:
         """Starts to serve requests with a shard that has applied the log up to `end_offset`."""
         self._shard = shard
         self.is_loading = False
         self._runtime.load(shard, end_offset)
         for listeners in (self.partition.delayed.high_watermark_listeners, self.partition.delayed.lease_listeners):
             self._listener_registrations.append((listeners, listeners.add(self._on_partition_progress)))
-        self.run(lambda shard, now: shard.groups.on_loaded(now))
+        self.run(lambda shard, now: shard.on_loaded(now))
         self._on_partition_progress()
-        self._delete_offsets_of_deleted_topics()
+        if self._on_activated is not None:
+            self._on_activated()
 
     def unload(self, error: MoldauError) -> None:
         """Fails all pending requests with `error` and later requests with NOT_COORDINATOR."""
@@ -174,23 +213,25 @@ class ShardDriver:
             isinstance(error, NotLeaderOrFollowerError) and is_same_leader
         )
         if is_transient and not is_offline:
-            log.warning("loading groups failed, retrying", partition=str(self.partition.name), reason=str(error))
+            log.warning(
+                f"loading {self._contents} failed, retrying", partition=str(self.partition.name), reason=str(error)
+            )
             return
         self.unload(self._not_coordinator_error())
         if not isinstance(error, NotLeaderOrFollowerError | FencedLeaderEpochError):
             self._log_failure(
-                "loading groups failed, they are unavailable: stop the node, check the partition with `moldau log "
-                "verify`, restore it from a replica or a backup, and restart",
+                f"loading {self._contents} failed, they are unavailable: stop the node, check the partition with "
+                "`moldau log verify`, restore it from a replica or a backup, and restart",
                 error,
             )
 
     def _unavailable_error(self) -> MoldauError:
         if self.is_loading:
-            return CoordinatorLoadInProgressError(f"loading the groups of {self.partition.name}")
+            return CoordinatorLoadInProgressError(f"loading the {self._contents} of {self.partition.name}")
         return self._not_coordinator_error()
 
     def _not_coordinator_error(self) -> MoldauError:
-        return NotCoordinatorError(f"this node does not coordinate the groups of {self.partition.name}")
+        return NotCoordinatorError(f"this node does not coordinate the {self._contents} of {self.partition.name}")
 
     def _lease_expired_error(self) -> MoldauError:
         """Returns an error that makes clients look up the coordinator again, which may be another node."""
@@ -207,8 +248,13 @@ class ShardDriver:
 
     # Operations
 
-    def submit(self, operation: WriteOperation, *, is_commit: bool = False) -> "asyncio.Future[GroupResponse]":
-        """Submits the operation of a request. Raises an error if the shard is not loaded or the broker has no lease."""
+    def submit(
+        self, operation: WriteOperation[S, R], *, too_large_error: type[MoldauError] = MoldauError
+    ) -> "asyncio.Future[Any]":
+        """Submits the operation of a request. Raises an error if the shard is not loaded or the broker has no lease.
+
+        `too_large_error` is the error of a request whose records do not fit into one batch.
+        """
         if not self.partition.has_lease:
             raise self._lease_expired_error()
         if self._shard is not None:
@@ -219,74 +265,39 @@ class ShardDriver:
             raise self._unavailable_error()
         self._last_request_id += 1
         request_id = self._last_request_id
-        future: asyncio.Future[GroupResponse] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._pending_responses[request_id] = future
-        self._start(lambda shard: operation(shard, self._now(), request_id), request_id, is_commit=is_commit)
+        self._start(
+            lambda shard: operation(shard, self._now(), request_id), request_id, too_large_error=too_large_error
+        )
         return future
 
-    def run(self, operation: BackgroundOperation) -> None:
+    def run(self, operation: BackgroundOperation[S, R], *, on_committed: Callable[[], None] | None = None) -> None:
+        """Runs an operation without a request. `on_committed` is called if it succeeds, after its records are
+        committed."""
         if self._shard is not None:
-            self._start(lambda shard: operation(shard, self._now()))
+            self._start(lambda shard: operation(shard, self._now()), on_committed=on_committed)
 
-    def run_repeatedly(self, operation: BackgroundOperation) -> None:
+    def run_repeatedly(self, operation: BackgroundOperation[S, R]) -> None:
         """Repeats a background operation after each commit of its records, until the operation returns None."""
-        if self._shard is not None:
-            repeat = partial(self.run_repeatedly, operation)
-            self._start(lambda shard: operation(shard, self._now()), on_committed=repeat)
-
-    def on_topics_deleted(self, topics: Iterable[TopicKey]) -> None:
-        """Deletes the offsets of deleted topics now, or after loading if the shard is still loading."""
-        self.deleted_topics.update(dict.fromkeys(topics, self._clock.wall_ms()))
-        self._delete_offsets_of_deleted_topics()
-
-    def delete_offsets_of_missing_topics(self, topics: Mapping[str, TopicImage]) -> None:
-        """Deletes offsets whose topic id is not in `topics`, which contains all existing topics. An earlier coordinator
-        may have crashed before it deleted the offsets of a deleted topic."""
-        if self._shard is not None:
-            self.on_topics_deleted(
-                [
-                    (name, topic_id)
-                    for name, topic_id in self._shard.offsets.topics()
-                    if topic_id is not None and (name not in topics or topics[name].topic_id != topic_id)
-                ]
-            )
-
-    def cleanup(self) -> None:
-        """Deletes expired offsets. Deletes offsets of deleted topics again if an earlier attempt failed."""
-        self.run_repeatedly(lambda shard, now: shard.expire_offsets(now))
-        self._delete_offsets_of_deleted_topics()
-
-    def _delete_offsets_of_deleted_topics(self) -> None:
-        topics = dict(self.deleted_topics)
-
-        def delete(shard: GroupCoordinatorShard, now: Now) -> GroupResult | None:
-            result = shard.delete_offsets_of_topics(topics)
-            if result is None:
-                for key, deleted_ms in topics.items():
-                    # If the deletion time has changed, another topic of this name was deleted, so keep the entry.
-                    if self.deleted_topics.get(key) == deleted_ms:
-                        del self.deleted_topics[key]
-            return result
-
-        if topics:
-            self.run_repeatedly(delete)
+        self.run(operation, on_committed=partial(self.run_repeatedly, operation))
 
     def _start(
         self,
-        operation: Callable[[GroupCoordinatorShard], GroupResult | None],
+        operation: Callable[[S], ShardResult[R] | None],
         request_id: RequestId | None = None,
         *,
-        is_commit: bool = False,
+        too_large_error: type[MoldauError] = MoldauError,
         on_committed: Callable[[], None] | None = None,
     ) -> None:
         deadline_ms = self._clock.monotonic_ms() + self._commit_timeout_ms
-        pending = _PendingOperation(request_id, deadline_ms, is_commit, on_committed)
+        pending = _PendingOperation(request_id, deadline_ms, too_large_error, on_committed)
 
-        def run(shard: GroupCoordinatorShard) -> GroupResult:
+        def run(shard: S) -> ShardResult[R]:
             result = None if pending.is_timed_out else operation(shard)
             if result is None:
                 pending.on_committed = None
-                result = EMPTY_RESULT
+                result = _EMPTY_RESULT
             pending.result = result
             self._arm_timer()
             return result
@@ -295,9 +306,7 @@ class ShardDriver:
         self._runtime.schedule(run).add_done_callback(lambda future: self._on_operation_done(pending, future))
         self._arm_timer()
 
-    def _on_operation_done(
-        self, operation: _PendingOperation, future: "asyncio.Future[Sequence[CompletedRequest]]"
-    ) -> None:
+    def _on_operation_done(self, operation: _PendingOperation, future: "asyncio.Future[Any]") -> None:
         operation.is_finished = True
         while self._pending_operations and self._pending_operations[0].is_finished:
             self._pending_operations.popleft()
@@ -305,7 +314,7 @@ class ShardDriver:
         if error is not None:
             self._on_operation_failed(operation, error)
         elif operation.result is not None:
-            # Without a lease the response may be stale, because another broker may coordinate the group already.
+            # Without a lease the response may be stale, because another broker may be the coordinator already.
             lease_error = None if self.partition.has_lease else self._lease_expired_error()
             for request_id, response in operation.result.response:
                 self._complete_request(request_id, lease_error or response)
@@ -317,18 +326,18 @@ class ShardDriver:
     def _on_operation_failed(self, operation: _PendingOperation, error: BaseException) -> None:
         """Handles a rejected request, a failed append, or an unexpected exception."""
         if operation.result is not None:
-            error = _to_coordinator_error(error, is_commit=operation.is_commit)
+            error = _to_coordinator_error(error, operation.too_large_error)
         for request_id in operation.request_ids:
             self._complete_request(request_id, error)
         if self._shard is None:
             return
         if operation.request_id is None:
             self._tick_not_before_ms = self._clock.monotonic_ms() + TICK_BACKOFF_MS
-            self._log_failure("writing a group change failed", error)
+            self._log_failure(f"writing a change of {self._contents} failed", error)
         if not self._runtime.is_loaded or self.partition.log.failure is not None:
             self._fail(error)
 
-    def _complete_request(self, request_id: RequestId, response: GroupResponse | BaseException) -> None:
+    def _complete_request(self, request_id: RequestId, response: object) -> None:
         """Completes a request, unless the request already failed with a timeout."""
         future = self._pending_responses.pop(request_id, None)
         if future is None or future.done():
@@ -342,14 +351,18 @@ class ShardDriver:
         is_leader = self.partition.is_leader and self.partition.leader_epoch == self.leader_epoch
         if self.partition.failure is not None or not is_leader:
             self._fail(self.partition.failure)
-        elif self.partition.has_lease:
-            self._runtime.update_committed_offset(self.partition.high_watermark)
+            return
+        high_watermark = self.partition.high_watermark
+        if self.partition.has_lease:
+            self._runtime.update_committed_offset(high_watermark)
         else:
             self._fail_pending_responses(self._lease_expired_error())
+        if self._on_high_watermark is not None:
+            self._on_high_watermark(high_watermark)
 
     def _fail(self, error: BaseException | None) -> None:
         if error is not None:
-            self._log_failure("groups are unavailable until the node is restarted", error)
+            self._log_failure(f"{self._contents} are unavailable until the node is restarted", error)
         self.unload(self._not_coordinator_error())
 
     # Timeouts
@@ -373,10 +386,12 @@ class ShardDriver:
     def _next_due_ms(self) -> int | None:
         assert self._shard is not None
         commit_ms = self._pending_operations[0].deadline_ms if self._pending_operations else None
-        tick_ms = None if self._is_tick_pending else self._shard.groups.next_deadline_ms
-        if tick_ms is not None:
-            tick_ms = max(tick_ms, self._tick_not_before_ms)
+        tick_ms = None if self._is_tick_pending else self._next_tick_ms(self._shard)
         return min((each for each in (commit_ms, tick_ms) if each is not None), default=None)
+
+    def _next_tick_ms(self, shard: S) -> int | None:
+        deadline_ms = shard.next_deadline_ms(self._now())
+        return None if deadline_ms is None else max(deadline_ms, self._tick_not_before_ms)
 
     def _on_timer(self) -> None:
         assert self._shard is not None, "unloading cancels the timer"
@@ -388,24 +403,23 @@ class ShardDriver:
             for request_id in operation.request_ids:
                 error = CoordinatorNotAvailableError("the change was not committed in time: try again")
                 self._complete_request(request_id, error)
-        due_ms = self._shard.groups.next_deadline_ms
-        is_due = due_ms is not None and max(due_ms, self._tick_not_before_ms) <= now_ms
-        if is_due and not self._is_tick_pending:
+        due_ms = self._next_tick_ms(self._shard)
+        if due_ms is not None and due_ms <= now_ms and not self._is_tick_pending:
             self._is_tick_pending = True
             self.run(self._tick)
         self._arm_timer()
 
-    def _tick(self, shard: GroupCoordinatorShard, now: Now) -> GroupResult:
+    def _tick(self, shard: S, now: Now) -> ShardResult[R]:
         self._is_tick_pending = False
-        return shard.groups.tick(now)
+        return shard.tick(now)
 
 
-def _to_coordinator_error(error: BaseException, *, is_commit: bool) -> BaseException:
-    """Returns the error that Kafka's group coordinator returns if an append fails with `error`."""
+def _to_coordinator_error(error: BaseException, too_large_error: type[MoldauError]) -> BaseException:
+    """Returns the error that Kafka's coordinators return if an append fails with `error`."""
     if isinstance(error, NotEnoughReplicasError | UnknownTopicOrPartitionError | RequestTimedOutError):
         return CoordinatorNotAvailableError(str(error))
     if isinstance(error, StorageError | NotLeaderOrFollowerError | FencedLeaderEpochError):
         return NotCoordinatorError(str(error))
     if isinstance(error, RecordTooLargeError):
-        return InvalidCommitOffsetSizeError(str(error)) if is_commit else MoldauError(str(error))
+        return too_large_error(str(error))
     return error

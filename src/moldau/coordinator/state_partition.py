@@ -1,13 +1,12 @@
-"""Loading of a shard from its partition of `__consumer_offsets`, and appends to this partition."""
+"""Loading of a coordinator's state from its partition, and appends to this partition."""
 
 import asyncio
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from typing import Generic, Protocol, TypeVar
 
+from moldau.coordinator.runtime import CoordinatorState
 from moldau.errors import CorruptRecordError, RecordTooLargeError, StorageError
-from moldau.groups.formats import decode, encode
-from moldau.groups.records import GroupRecord
-from moldau.groups.shard import GroupCoordinatorShard
 from moldau.partitions.partition import Partition
 from moldau.platform.clock import Clock
 from moldau.records.batch import Batch, split
@@ -17,15 +16,28 @@ from moldau.records.record import Record, iterate_records
 RECORDS_PER_YIELD = 200
 """The number of records that are applied before loading yields to the event loop."""
 
+R = TypeVar("R")
+
+
+class RecordSerde(Protocol[R]):
+    """The format of a coordinator's records. The modules `formats` of the coordinators implement it."""
+
+    def encode(self, record: R) -> tuple[bytes, bytes | None]:
+        """Returns the key and value of a record. The value is None for a tombstone."""
+
+    def decode(self, key: bytes, value: bytes | None) -> R | None:
+        """Decodes a record. Returns None if the record type is ignored. Raises CorruptRecordError."""
+
 
 async def load(
     partition: Partition,
     leader_epoch: int,
-    shard: GroupCoordinatorShard,
+    state: CoordinatorState[R],
+    serde: RecordSerde[R],
     bytes_per_read: int,
     load_lock: AbstractAsyncContextManager[object],
 ) -> int:
-    """Waits until the log is committed, then applies the log to the shard while holding `load_lock`.
+    """Waits until the log is committed, then applies the log to the state while holding `load_lock`.
 
     Returns the end offset of the log. Raises the errors of `Partition.read`, and CorruptRecordError if a batch is
     invalid.
@@ -45,8 +57,8 @@ async def load(
                 raise StorageError(f"reading {partition.name} failed: {error}") from error
             start_offset = offset
             for batch in split(data, allow_partial=True):
-                records = _decode_batch(batch)
-                shard.apply(records, batch.next_offset)
+                records = _decode_batch(batch, serde)
+                state.apply(records, batch.next_offset)
                 offset = batch.next_offset
                 applied += len(records)
                 if applied >= RECORDS_PER_YIELD:
@@ -57,32 +69,33 @@ async def load(
     return end_offset
 
 
-def _decode_batch(batch: Batch) -> list[GroupRecord]:
+def _decode_batch(batch: Batch, serde: RecordSerde[R]) -> list[R]:
     if not batch.has_valid_checksum():
         raise CorruptRecordError(f"{batch!r} has an invalid checksum")
     if batch.is_control:
         return []
-    group_records = []
+    decoded = []
     for record in iterate_records(batch):
         if record.key is None:
             raise CorruptRecordError(f"the record at offset {record.offset} has no key")
-        group_record = decode(record.key, record.value)
-        if group_record is not None:
-            group_records.append(group_record)
-    return group_records
+        coordinator_record = serde.decode(record.key, record.value)
+        if coordinator_record is not None:
+            decoded.append(coordinator_record)
+    return decoded
 
 
-class PartitionWriter:
+class PartitionWriter(Generic[R]):
     """Appends the records of a shard to its partition. Appends fail when `leader_epoch` is no longer current."""
 
-    def __init__(self, partition: Partition, leader_epoch: int, clock: Clock) -> None:
+    def __init__(self, partition: Partition, leader_epoch: int, serde: RecordSerde[R], clock: Clock) -> None:
         self._partition = partition
         self._leader_epoch = leader_epoch
+        self._serde = serde
         self._clock = clock
 
-    async def append(self, records: Sequence[GroupRecord]) -> int:
+    async def append(self, records: Sequence[R]) -> int:
         now_ms = self._clock.wall_ms()
-        encoded = [Record(timestamp=now_ms, key=key, value=value) for key, value in map(encode, records)]
+        encoded = [Record(timestamp=now_ms, key=key, value=value) for key, value in map(self._serde.encode, records)]
         appended = await self._partition.append(
             self._build_batches(encoded), acks_all=True, current_leader_epoch=self._leader_epoch
         )

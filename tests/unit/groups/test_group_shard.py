@@ -1,4 +1,4 @@
-"""ShardDriver: commits, append errors, loading, timeouts, cleanup."""
+"""GroupShard and its driver: commits, append errors, loading, timeouts, cleanup."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
@@ -7,6 +7,7 @@ from uuid import UUID
 
 import pytest
 
+from moldau.coordinator.result import Now
 from moldau.errors import (
     CoordinatorLoadInProgressError,
     CoordinatorNotAvailableError,
@@ -18,6 +19,7 @@ from moldau.errors import (
     StorageError,
 )
 from moldau.groups.formats import decode
+from moldau.groups.group_shard import GroupShard
 from moldau.groups.records import NO_EXPIRY, CommittedOffset, OffsetCommitRecord
 from moldau.groups.requests import (
     NO_GENERATION,
@@ -30,16 +32,14 @@ from moldau.groups.requests import (
     JoinRequest,
     JoinResponse,
     MemberIdentity,
-    Now,
     OffsetToCommit,
     Protocol,
     SyncRequest,
 )
 from moldau.groups.shard import GroupCoordinatorShard
-from moldau.groups.shard_driver import ShardDriver
 from moldau.logs.memory import MemoryLog
 from moldau.logs.store import LogName
-from moldau.metadata.image import PartitionRegistration
+from moldau.metadata.image import PartitionRegistration, TopicImage
 from moldau.partitions.partition import Partition
 from moldau.platform.clock import SystemClock
 from moldau.records.batch import Batch, split
@@ -102,7 +102,10 @@ class DriverHarness:
     def __init__(self, log: GatedLog, partition: Partition, commit_timeout_ms: int) -> None:
         self.log = log
         self.partition = partition
-        self.shard = ShardDriver(partition, SystemClock(), commit_timeout_ms=commit_timeout_ms)
+        self.topics: dict[str, TopicImage] = {}
+        self.shard = GroupShard(
+            partition, SystemClock(), commit_timeout_ms=commit_timeout_ms, existing_topics=lambda: self.topics
+        )
         self.ids = 0
 
     def commit(
@@ -116,10 +119,15 @@ class DriverHarness:
             OffsetToCommit("orders", p, offset, -1, metadata, NO_EXPIRY, topic_id) for p, offset in enumerate(offsets)
         ]
         request = CommitRequest(identity=identity, offsets=tuple(made))
-        return self.shard.submit(lambda state, now, request_id: state.commit(now, request, request_id), is_commit=True)
+        return self.shard.driver.submit(
+            lambda state, now, request_id: state.commit(now, request, request_id),
+            too_large_error=InvalidCommitOffsetSizeError,
+        )
 
     async def offsets(self, group_id: str = "g") -> list[int]:
-        reply = await self.shard.submit(lambda state, now, request_id: state.fetch_offsets(group_id, None, request_id))
+        reply = await self.shard.driver.submit(
+            lambda state, now, request_id: state.fetch_offsets(group_id, None, request_id)
+        )
         assert isinstance(reply, dict)
         return [each.offset for each in reply.values() if isinstance(each, CommittedOffset)]
 
@@ -138,7 +146,7 @@ class DriverHarness:
             "supports_skipping_assignment": False,
         }
         request = JoinRequest(group_id=group_id, member_id=member_id, **{**details, **more})
-        return self.shard.submit(lambda state, now, request_id: state.groups.join(now, request, request_id))
+        return self.shard.driver.submit(lambda state, now, request_id: state.groups.join(now, request, request_id))
 
     def sync(
         self, joined: JoinResponse, group_id: str = "g", assignment: bytes = b"all"
@@ -152,7 +160,7 @@ class DriverHarness:
             protocol_name=None,
             assignments={joined.member_id: assignment},
         )
-        return self.shard.submit(lambda state, now, request_id: state.groups.sync(now, request, request_id))
+        return self.shard.driver.submit(lambda state, now, request_id: state.groups.sync(now, request, request_id))
 
     async def member(self, group_id: str = "g", **more: Any) -> JoinResponse:
         joined = await self.join(group_id, **more)
@@ -161,16 +169,18 @@ class DriverHarness:
         return joined
 
     async def describe(self, group_id: str = "g") -> GroupDescription:
-        reply = await self.shard.submit(lambda state, now, request_id: state.groups.describe(group_id, request_id))
+        reply = await self.shard.driver.submit(
+            lambda state, now, request_id: state.groups.describe(group_id, request_id)
+        )
         assert isinstance(reply, GroupDescription)
         return reply
 
     async def reopened(self, bytes_per_read: int = 1 << 20) -> "DriverHarness":
         """The same log under a new leader epoch, loaded."""
-        await self.shard.close()
+        await self.shard.driver.close()
         await self.partition.apply_image(image(epoch=self.partition.leader_epoch + 1))
         again = DriverHarness(self.log, self.partition, LONG_MS)
-        await again.shard.load(GroupCoordinatorShard(LIMITS), bytes_per_read)
+        await again.shard.driver.load(GroupCoordinatorShard(LIMITS), bytes_per_read)
         return again
 
 
@@ -182,10 +192,10 @@ def run_scene(
         partition = Partition(NAME, TOPIC_ID, 1, log, SystemClock())
         await partition.apply_image(image())
         harness = DriverHarness(log, partition, commit_timeout_ms)
-        harness.shard.activate(GroupCoordinatorShard(LIMITS), 0)
+        harness.shard.driver.activate(GroupCoordinatorShard(LIMITS), 0)
         result = await asyncio.wait_for(scene(harness), PATIENCE_S)
         log.synced.set()
-        await harness.shard.close()
+        await harness.shard.driver.close()
         await partition.close()
         return result
 
@@ -326,8 +336,8 @@ def test_a_cancelled_caller_leaks_nothing() -> None:
         waiting.cancel()
         await turns()
         assert await harness.offsets() == [5], "what was asked for is done all the same"
-        assert not harness.shard._pending_responses
-        assert not harness.shard._pending_operations
+        assert not harness.shard.driver._pending_responses
+        assert not harness.shard.driver._pending_operations
 
     run_scene(scene)
 
@@ -347,7 +357,7 @@ def test_unloading_fails_all_pending_requests() -> None:
         commit_future = harness.commit(5, group_id="another")
         await turns()
         assert not parked.done()
-        harness.shard.unload(NotCoordinatorError("elsewhere"))
+        harness.shard.driver.unload(NotCoordinatorError("elsewhere"))
         for each in (parked, commit_future):
             with pytest.raises(NotCoordinatorError, match="elsewhere"):
                 await each
@@ -409,7 +419,7 @@ def test_groups_and_offsets_are_loaded_from_the_log(bytes_per_read: int) -> None
         before = await harness.describe("members")
         reads = harness.log.reads
         again = await harness.reopened(bytes_per_read)
-        assert again.shard.is_active
+        assert again.shard.driver.is_active
         assert await again.describe("members") == before
         assert before.state is GroupState.STABLE
         assert [each.member_id for each in before.members] == [joined.member_id]
@@ -418,7 +428,7 @@ def test_groups_and_offsets_are_loaded_from_the_log(bytes_per_read: int) -> None
             assert harness.log.reads - reads > 50, "in pieces as small as was asked for"
         await again.commit(100, group_id="group-3")
         assert await again.offsets("group-3") == [100, 49]
-        await again.shard.close()
+        await again.shard.driver.close()
 
     run_scene(scene)
 
@@ -426,11 +436,11 @@ def test_groups_and_offsets_are_loaded_from_the_log(bytes_per_read: int) -> None
 def test_requests_fail_while_loading_and_the_loop_is_not_blocked() -> None:
     async def scene(harness: DriverHarness) -> None:
         await asyncio.gather(*(harness.commit(number, group_id=f"group-{number}") for number in range(3000)))
-        await harness.shard.close()
+        await harness.shard.driver.close()
         again = DriverHarness(harness.log, harness.partition, LONG_MS)
         with pytest.raises(CoordinatorLoadInProgressError):
             again.commit(1)
-        loading = asyncio.ensure_future(again.shard.load(GroupCoordinatorShard(LIMITS), 1 << 20))
+        loading = asyncio.ensure_future(again.shard.driver.load(GroupCoordinatorShard(LIMITS), 1 << 20))
         taken = 0
         while not loading.done():
             await asyncio.sleep(0)
@@ -440,7 +450,7 @@ def test_requests_fail_while_loading_and_the_loop_is_not_blocked() -> None:
                     again.commit(1)
         assert taken > 5
         assert await again.offsets("group-2999") == [2999]
-        await again.shard.close()
+        await again.shard.driver.close()
 
     run_scene(scene)
 
@@ -450,17 +460,17 @@ def test_loading_waits_for_uncommitted_records() -> None:
         harness.log.synced.clear()
         lost = harness.commit(5)
         await turns()
-        await harness.shard.close()
+        await harness.shard.driver.close()
         with pytest.raises(NotCoordinatorError):
             await lost
         again = DriverHarness(harness.log, harness.partition, LONG_MS)
-        loading = asyncio.ensure_future(again.shard.load(GroupCoordinatorShard(LIMITS), 1 << 20))
+        loading = asyncio.ensure_future(again.shard.driver.load(GroupCoordinatorShard(LIMITS), 1 << 20))
         await turns()
-        assert again.shard.is_loading
+        assert again.shard.driver.is_loading
         harness.log.synced.set()
         await loading
         assert await again.offsets() == [5]
-        await again.shard.close()
+        await again.shard.driver.close()
 
     run_scene(scene)
 
@@ -491,9 +501,9 @@ def test_a_corrupt_log_is_not_served(damage: Callable[[DriverHarness], None], ca
             await harness.commit(number)
         damage(harness)
         again = await harness.reopened()
-        assert not again.shard.is_loading
-        assert not again.shard.is_active
-        assert again.shard.unexpected_errors == 0
+        assert not again.shard.driver.is_loading
+        assert not again.shard.driver.is_active
+        assert again.shard.driver.unexpected_errors == 0
         with pytest.raises(NotCoordinatorError):
             again.commit(6)
 
@@ -506,13 +516,13 @@ def test_a_transient_read_error_keeps_the_shard_loading(caplog: Any) -> None:
         await harness.commit(5)
         harness.log.read_error = StorageError("no descriptors")
         again = await harness.reopened()
-        assert again.shard.is_loading
+        assert again.shard.driver.is_loading
         with pytest.raises(CoordinatorLoadInProgressError):
             again.commit(6)
         harness.log.read_error = None
-        await again.shard.load(GroupCoordinatorShard(LIMITS), 1 << 20)
+        await again.shard.driver.load(GroupCoordinatorShard(LIMITS), 1 << 20)
         assert await again.offsets() == [5]
-        await again.shard.close()
+        await again.shard.driver.close()
 
     run_scene(scene)
     assert "loading groups failed, retrying" in caplog.text
@@ -525,8 +535,8 @@ def test_an_offline_log_is_not_retried(caplog: Any) -> None:
         harness.log.read_error = StorageError("EIO")
         harness.log.offline = "EIO"
         again = await harness.reopened()
-        assert not again.shard.is_loading
-        assert not again.shard.is_active
+        assert not again.shard.driver.is_loading
+        assert not again.shard.driver.is_active
 
     run_scene(scene)
     assert "backup" in caplog.text
@@ -536,16 +546,16 @@ def test_a_new_leader_epoch_cancels_loading(caplog: Any) -> None:
     async def scene(harness: DriverHarness) -> None:
         for number in range(3):
             await harness.commit(number)
-        await harness.shard.close()
+        await harness.shard.driver.close()
         again = DriverHarness(harness.log, harness.partition, LONG_MS)
         harness.log.synced.clear()
-        loading = asyncio.ensure_future(again.shard.load(GroupCoordinatorShard(LIMITS), 1))
+        loading = asyncio.ensure_future(again.shard.driver.load(GroupCoordinatorShard(LIMITS), 1))
         await turns(1)
-        again.shard.unload(NotCoordinatorError("a new epoch"))
+        again.shard.driver.unload(NotCoordinatorError("a new epoch"))
         await harness.partition.apply_image(image(epoch=4))
         await loading
-        assert not again.shard.is_active
-        assert not again.shard.is_loading
+        assert not again.shard.driver.is_active
+        assert not again.shard.driver.is_loading
 
     run_scene(scene)
     assert "cannot be loaded" not in caplog.text
@@ -570,23 +580,23 @@ def test_session_timeouts_of_loaded_groups_run() -> None:
         again = await harness.reopened()
         while (await again.describe()).state is not GroupState.EMPTY:
             await asyncio.sleep(0.005)
-        await again.shard.close()
+        await again.shard.driver.close()
 
     run_scene(scene)
 
 
 def test_timeouts_are_retried_after_a_failed_write(monkeypatch: Any, caplog: Any) -> None:
-    monkeypatch.setattr("moldau.groups.shard_driver.TICK_BACKOFF_MS", 10)
+    monkeypatch.setattr("moldau.coordinator.shard_driver.TICK_BACKOFF_MS", 10)
 
     async def scene(harness: DriverHarness) -> None:
         await harness.member(session_timeout_ms=20)
         harness.log.append_error = StorageError("disk full")
-        while "writing a group change failed" not in caplog.text:
+        while "writing a change of groups failed" not in caplog.text:
             await asyncio.sleep(0.005)
         harness.log.append_error = None
         while (await harness.describe()).state is not GroupState.EMPTY:
             await asyncio.sleep(0.005)
-        assert harness.shard.unexpected_errors == 0
+        assert harness.shard.driver.unexpected_errors == 0
 
     run_scene(scene)
 
@@ -596,9 +606,9 @@ def test_an_unexpected_error_in_a_background_operation_is_counted(caplog: Any) -
         def breaks(state: GroupCoordinatorShard, now: object) -> Any:
             raise KeyError("a bug")
 
-        harness.shard.run(breaks)
+        harness.shard.driver.run(breaks)
         await turns()
-        assert harness.shard.unexpected_errors == 1
+        assert harness.shard.driver.unexpected_errors == 1
         await harness.commit(5)
         assert await harness.offsets() == [5]
 
@@ -698,10 +708,10 @@ def test_cleanup_runs_in_steps_between_requests(monkeypatch: pytest.MonkeyPatch)
             looks += 1
             return state.expire_offsets(now)
 
-        harness.shard.run_repeatedly(counted)
+        harness.shard.driver.run_repeatedly(counted)
         assert await harness.offsets("group-7") == [7]
         assert looks < 5
-        while harness.shard._pending_operations:
+        while harness.shard.driver._pending_operations:
             await asyncio.sleep(0)
         assert looks == 51
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moldau.groups.deadline_queue import DeadlineQueue
+from moldau.coordinator.deadline_queue import DeadlineQueue
 
 
 def test_the_earliest_deadline_comes_first_and_once() -> None:
