@@ -3,7 +3,7 @@ real one but keeps its state in memory."""
 
 import asyncio
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, TypeVar
@@ -139,6 +139,22 @@ class FakeReplicaManager:
         return SimpleNamespace(space=space)
 
 
+class FakeAvailability:
+    """Records for which leaders the latest request would wait if they were suspected."""
+
+    def __init__(self, metadata: Any) -> None:
+        self.suspected: set[int] = set()
+        self.recently_fenced: set[int] = set()
+        self.waited_for: Container[int] = ()
+        self._metadata = metadata
+
+    def is_listed(self, broker: BrokerRegistration) -> bool:
+        return not broker.fenced or broker.broker_id in self.recently_fenced
+
+    async def wait_for_successors(self, leaders_in: Callable[[MetadataImage], Container[int]]) -> None:
+        self.waited_for = leaders_in(self._metadata.image)
+
+
 def image_of(
     topics: Mapping[str, int],
     *,
@@ -181,6 +197,7 @@ class AdminBroker:
         self.ready = SimpleNamespace(is_set=lambda: True)
         self.lifecycle = SimpleNamespace(lease=SimpleNamespace(is_valid=lambda: True))
         self.replica_manager = FakeReplicaManager()
+        self.availability = FakeAvailability(self.metadata)
 
     def send(self, api_key: ApiKey, version: int | None = None, **request: Any) -> Message:
         """Sends a request, by default in the newest version, and returns the decoded response."""

@@ -3,12 +3,15 @@
 Missing topics are created in the background, if both the broker and the client allow it. As in Kafka, the response
 does not wait for that: these topics get UNKNOWN_TOPIC_OR_PARTITION, and clients retry.
 
+If the process of a leader has ended, the response waits until the image has the next leader, but not for long.
+
 Versions: in version 0 an empty list requests all topics, in later versions null. 4 added an option not to create
 topics, 6 an error code for leaders that have no endpoint on the client's listener, 10 topic ids. Topics can be
 requested by id since version 12. Then the names in the same request are ignored.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
+from functools import partial
 from typing import NamedTuple
 from uuid import UUID
 
@@ -20,11 +23,11 @@ from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.authorized_operations import CLUSTER_OPERATIONS, NOT_REQUESTED, TOPIC_OPERATIONS
 from moldau.server.cluster_view import (
     advertised_controller_id,
-    broker_without_lease,
     describe_partition,
     has_listener,
     reachable_brokers,
     reachable_ids,
+    unavailable_leaders,
 )
 from moldau.server.partition_lookup import missing_topic_error
 from moldau.wire.messages import (
@@ -49,7 +52,8 @@ class _View(NamedTuple):
     """The ids of brokers that have an endpoint on the listener."""
     operations: int
     """The authorized operations that the response contains for each topic."""
-    excluded_leader_id: int | None
+    unavailable: Container[int]
+    """The ids of brokers that must not be named as leaders."""
 
 
 def error_response(request: MetadataRequest, version: int, error: MoldauError) -> MetadataResponse:
@@ -65,10 +69,11 @@ async def metadata(request: MetadataRequest, session: RequestContext, broker: Br
     requested = request.topics
     if session.api_version == 0 and not requested:
         requested = None
+    await broker.availability.wait_for_successors(partial(_leaders, requested))
     image, listener = broker.metadata.image, session.connection.listener
     operations = TOPIC_OPERATIONS if request.include_topic_authorized_operations else NOT_REQUESTED
     reachable = reachable_ids(image, listener)
-    view = _View(session.api_version, listener, reachable, operations, broker_without_lease(broker))
+    view = _View(session.api_version, listener, reachable, operations, unavailable_leaders(broker))
     if requested is None:
         topics = [_topic(topic, image, view) for _, topic in sorted(image.topics.items())]
     elif ids := _requested_ids(requested, session.api_version):
@@ -87,7 +92,8 @@ async def metadata(request: MetadataRequest, session: RequestContext, broker: Br
     return {
         "brokers": [
             {"node_id": each.broker_id, "host": endpoint.host, "port": endpoint.port, "rack": each.rack}
-            for each, endpoint in reachable_brokers(image, listener)
+            for each, endpoint in reachable_brokers(image, listener, include_fenced=True)
+            if broker.availability.is_listed(each)
         ],
         "cluster_id": image.cluster_id,
         "controller_id": advertised_controller_id(image, listener, broker.broker_id),
@@ -107,6 +113,17 @@ def _requested_ids(requested: Sequence[MetadataRequestTopic], version: int) -> d
     if any(topic.name is None and topic.topic_id is None for topic in requested):
         raise InvalidRequestError("a topic must be requested by name or by id")
     return ids
+
+
+def _leaders(requested: Sequence[MetadataRequestTopic] | None, image: MetadataImage) -> set[int]:
+    """Returns the leaders of the requested topics, or of all topics."""
+    topics: Iterable[TopicImage | None] = image.topics.values()
+    if requested is not None:
+        topics = (
+            image.topics.get(topic.name or "") if topic.topic_id is None else image.topic_by_id(topic.topic_id)
+            for topic in requested
+        )
+    return {partition.leader for topic in topics if topic is not None for partition in topic.partitions}
 
 
 def _topic_by_id(topic_id: UUID, image: MetadataImage, view: _View) -> MetadataResponseTopic:
@@ -140,7 +157,7 @@ def _topic(topic: TopicImage, image: MetadataImage, view: _View) -> MetadataResp
 
 
 def _partition(partition: PartitionRegistration, image: MetadataImage, view: _View) -> MetadataResponsePartition:
-    response = describe_partition(partition, view.reachable, excluded_leader_id=view.excluded_leader_id)
+    response = describe_partition(partition, view.reachable, unavailable=view.unavailable)
     if response["leader_id"] == NO_LEADER:
         is_unreachable = partition.leader in image.brokers and not has_listener(partition.leader, image, view.listener)
         response["error_code"] = (

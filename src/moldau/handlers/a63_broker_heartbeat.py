@@ -11,6 +11,8 @@ When the connection closes, the controller immediately checks whether the broker
 does not have to wait for the session timeout.
 """
 
+from functools import partial
+
 from moldau.controller.requests import BrokerHeartbeat, OfflineReplica
 from moldau.error_codes import error_code
 from moldau.errors import MoldauError
@@ -27,7 +29,7 @@ async def broker_heartbeat(
         connection, incarnation = session.connection, (request.broker_id, request.broker_epoch)
         if connection.broker_incarnation != incarnation:
             connection.broker_incarnation = incarnation
-            connection.close_callbacks.add(lambda: broker.controller.broker_connection_closed(*incarnation))
+            connection.close_callbacks.add(partial(_on_disconnect, broker, *incarnation))
     except MoldauError as error:
         return {"error_code": error_code(error), "is_fenced": True, "should_shut_down": False}
     return {
@@ -36,6 +38,11 @@ async def broker_heartbeat(
         "should_shut_down": reply.should_shut_down,
         "confirmed_age_ms": reply.confirmed_age_ms,
     }
+
+
+def _on_disconnect(broker: Broker, broker_id: int, broker_epoch: int) -> None:
+    broker.availability.on_disconnect(broker_id)
+    broker.controller.broker_connection_closed(broker_id, broker_epoch)
 
 
 def _heartbeat(request: BrokerHeartbeatRequest) -> BrokerHeartbeat:

@@ -5,12 +5,14 @@ the response also has the cursor for the next request. If the request has no top
 that case a topic that is deleted between two pages is omitted. An invalid cursor fails every topic in the request.
 """
 
+from collections.abc import Container
+
 from moldau.controller.topic_names import is_internal
 from moldau.error_codes import ErrorCode, error_code
 from moldau.metadata.image import MetadataImage, PartitionRegistration, TopicImage
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.authorized_operations import NOT_REQUESTED, TOPIC_OPERATIONS
-from moldau.server.cluster_view import broker_without_lease, describe_partition, reachable_ids
+from moldau.server.cluster_view import describe_partition, reachable_ids, unavailable_leaders
 from moldau.server.partition_lookup import missing_topic_error
 from moldau.wire.messages import (
     DescribeTopicPartitionsRequest,
@@ -35,7 +37,7 @@ async def describe_topic_partitions(
     next_cursor: DescribeTopicPartitionsResponseCursor | None = None
     partitions_left = min(max(request.response_partition_limit, 1), PARTITIONS_MAX)
     reachable = reachable_ids(image, session.connection.listener)
-    excluded_leader_id = broker_without_lease(broker)
+    unavailable = unavailable_leaders(broker)
     for name in names:
         if partitions_left == 0:
             next_cursor = {"topic_name": name, "partition_index": 0}
@@ -47,7 +49,7 @@ async def describe_topic_partitions(
         cursor = request.cursor
         first = cursor.partition_index if cursor is not None and cursor.topic_name == name else 0
         partitions = topic.partitions[first : first + partitions_left]
-        topics.append(_topic(topic, partitions, reachable, excluded_leader_id))
+        topics.append(_topic(topic, partitions, reachable, unavailable))
         if first + partitions_left < len(topic.partitions):
             next_cursor = {"topic_name": name, "partition_index": first + partitions_left}
             break
@@ -80,7 +82,7 @@ def _topic(
     topic: TopicImage,
     partitions: tuple[PartitionRegistration, ...],
     reachable: frozenset[int],
-    excluded_leader_id: int | None,
+    unavailable: Container[int],
 ) -> DescribeTopicPartitionsResponseTopic:
     return {
         "name": topic.name,
@@ -88,7 +90,7 @@ def _topic(
         "is_internal": is_internal(topic.name),
         "partitions": [
             {
-                **describe_partition(each, reachable, excluded_leader_id=excluded_leader_id),
+                **describe_partition(each, reachable, unavailable=unavailable),
                 "eligible_leader_replicas": list(each.elr),
                 "last_known_elr": list(each.last_known_elr),
             }

@@ -37,6 +37,7 @@ from moldau.raft.snapshot_store import FileSnapshotStore, MemorySnapshotStore
 from moldau.replication.driver import ReplicaFetcherManager
 from moldau.server.api import Broker, ClientConnection
 from moldau.server.auto_topic_creation import AutoTopicCreationManager
+from moldau.server.broker_availability import BrokerAvailability
 from moldau.server.dispatcher import Dispatcher
 from moldau.server.fetch_session import FetchSessionCache
 from moldau.server.forwarding import execute_forwarded
@@ -177,6 +178,7 @@ class Node:
         )
         self._exit_stack.push_async_callback(snapshot_generator.close)
         self._exit_stack.push_async_callback(metadata.close)
+        probe = partial(peers.probe, timeout_ms=broker_settings.quorum_request_timeout_ms)
         controller = self._controller = QuorumController(
             node_id,
             quorum,
@@ -184,7 +186,7 @@ class Node:
             settings,
             platform.random,
             clock,
-            probe=lambda broker_id: peers.probe(broker_id, broker_settings.quorum_request_timeout_ms),
+            probe=probe,
             fetch_log_end=partial(fetch_log_end, node_id, replica_manager, peers),
         )
         self._exit_stack.push_async_callback(controller.close)
@@ -233,6 +235,9 @@ class Node:
             cluster_id=meta.cluster_id,
         )
         self._exit_stack.push_async_callback(self._replication.close)
+        availability = BrokerAvailability(metadata, clock, probe=probe)
+        self._exit_stack.push_async_callback(availability.close)
+        peers.on_disconnect = availability.on_disconnect
         self._broker = Broker(
             broker_id=node_id,
             platform=platform,
@@ -254,6 +259,7 @@ class Node:
             lifecycle=lifecycle,
             peers=peers,
             replication=self._replication,
+            availability=availability,
             ready=asyncio.Event(),
         )
         controller_channel.local_handler = partial(execute_forwarded, broker=self._broker)

@@ -9,7 +9,7 @@ missing one.
 
 import asyncio
 import errno
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -56,7 +56,9 @@ class PeerClient:
         """The latest address of each node, from its broker registration or from the quorum."""
         self._quorum_addresses: dict[int, Address] = {}
         """The latest address of each voter, from the quorum."""
-        self._pool: ConnectionPool[_ConnectionKey] = ConnectionPool()
+        self.on_disconnect: Callable[[int], None] | None = None
+        """Called with the id of a node that has closed a connection."""
+        self._pool: ConnectionPool[_ConnectionKey] = ConnectionPool(self._handle_disconnect)
 
     # Addresses
 
@@ -183,6 +185,10 @@ class PeerClient:
         except KafkaError as error:
             is_refused = await _is_connection_refused(address, error)
             raise _unreachable_error(str(address), error, is_connection_refused=is_refused) from None
+
+    def _handle_disconnect(self, key: _ConnectionKey) -> None:
+        if self.on_disconnect is not None:
+            self.on_disconnect(key[0])
 
     def _drain_connections(self, node_id: int) -> None:
         self._pool.remove(lambda key: key[0] != node_id, when_idle=True)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from moldau.raft.raft_client import RaftClient
     from moldau.replication.driver import ReplicaFetcherManager
     from moldau.server.auto_topic_creation import AutoTopicCreationManager
+    from moldau.server.broker_availability import BrokerAvailability
     from moldau.server.fetch_session import FetchSessionCache
     from moldau.settings.effective import EffectiveSettings
     from moldau.transactions.producer_id_manager import ProducerIdManager
@@ -54,6 +55,8 @@ class Broker:
     lifecycle: "BrokerLifecycleManager"
     peers: "PeerClient"
     replication: "ReplicaFetcherManager"
+    availability: "BrokerAvailability"
+    """Other brokers that are suspected to be dead or were fenced a moment ago."""
     ready: asyncio.Event
     """Set once the cluster has accepted this node. Until then, client requests are parked."""
     cpu_budget: CpuBudget = field(default_factory=CpuBudget)

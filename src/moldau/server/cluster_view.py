@@ -1,6 +1,6 @@
 """The cluster as clients of one listener see it: the reachable brokers, and the partitions on these brokers."""
 
-from collections.abc import Container
+from collections.abc import Collection, Container
 
 from moldau.metadata.image import NO_LEADER, BrokerRegistration, Endpoint, MetadataImage, PartitionRegistration
 from moldau.server.api import Broker
@@ -42,24 +42,26 @@ def advertised_controller_id(image: MetadataImage, listener: str, own_id: int) -
     return reachable[0] if reachable else -1
 
 
-def broker_without_lease(broker: Broker) -> int | None:
-    """Returns this broker's id if its lease has expired, else None.
+def unavailable_leaders(broker: Broker) -> Collection[int]:
+    """Returns the brokers that must not be named as leaders: those whose processes have probably ended, and this broker
+    if its lease has expired.
 
-    A broker without a lease must not advertise itself as a leader, because the controller may have elected other
-    leaders. A client that gets no leader retries, also with other brokers.
+    The controller may have elected other leaders already. A client that gets no leader retries, also with other
+    brokers.
     """
-    return None if broker.lifecycle.lease.is_valid() else broker.broker_id
+    suspected = broker.availability.suspected
+    return suspected if broker.lifecycle.lease.is_valid() else {broker.broker_id, *suspected}
 
 
 def describe_partition(
-    partition: PartitionRegistration, reachable: Container[int], *, excluded_leader_id: int | None = None
+    partition: PartitionRegistration, reachable: Container[int], *, unavailable: Container[int] = ()
 ) -> MetadataResponsePartition:
     """Builds the fields that Metadata and DescribeTopicPartitions have in common.
 
-    `reachable` contains the ids of the brokers that have an endpoint on the listener. If the leader is
-    `excluded_leader_id` or is not reachable, the partition is described without a leader.
+    `reachable` contains the ids of the brokers that have an endpoint on the listener. If the leader is in `unavailable`
+    or is not reachable, the partition is described without a leader.
     """
-    has_leader = partition.leader != excluded_leader_id and partition.leader in reachable
+    has_leader = partition.leader not in unavailable and partition.leader in reachable
     return {
         "partition_index": partition.index,
         "leader_id": partition.leader if has_leader else NO_LEADER,

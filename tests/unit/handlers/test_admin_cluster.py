@@ -31,6 +31,10 @@ def describe_cluster(broker: AdminBroker, version: int = 2, **more: Any) -> Any:
     return broker.send(CLUSTER, version, **request)
 
 
+def metadata(broker: AdminBroker, topics: list[dict[str, Any]] | None) -> Any:
+    return broker.send(ApiKey.METADATA, 12, topics=topics, include_topic_authorized_operations=False)
+
+
 @pytest.mark.parametrize("version", versions_of(CLUSTER))
 def test_a_cluster_has_an_id_a_controller_and_live_brokers(version: int) -> None:
     others = [broker_image(2, fenced=True), broker_image(3), broker_image(4, listener="INTERNAL")]
@@ -86,6 +90,31 @@ def test_a_broker_without_lease_does_not_advertise_itself_as_leader() -> None:
     broker.lifecycle.lease.is_valid = lambda: False
     assert leaders() == [(-1, 5), (2, 0)]
     assert described_leaders() == [-1, 2]
+
+
+def test_a_leader_whose_process_has_probably_ended_is_not_named() -> None:
+    broker = AdminBroker(image_of({"a": 1, "b": 1}))
+    broker.availability.suspected = {1}
+    for topics in (None, [{"name": "a", "topic_id": None}], [{"name": None, "topic_id": topic_id(0)}]):
+        (partition,) = metadata(broker, topics).topics[0].partitions
+        assert (partition.leader_id, partition.leader_epoch, partition.error_code) == (-1, 3, 5)
+        assert broker.availability.waited_for == {1}
+    assert [each.leader_id for each in describe_partitions(broker, ["a"]).topics[0].partitions] == [-1]
+    metadata(broker, [])
+    assert broker.availability.waited_for == set()
+
+
+def test_a_broker_that_was_just_fenced_is_listed_but_offline() -> None:
+    broker = AdminBroker(image_of({"a": 1}, brokers=[broker_image(2, fenced=True), broker_image(3, fenced=True)]))
+    moved = PartitionRegistration(0, (1, 2, 3), (1,), 1, 4, 0)
+    topic = dataclasses.replace(broker.metadata.image.topics["a"], partitions=(moved,))
+    broker.metadata.image = dataclasses.replace(broker.metadata.image, topics={"a": topic})
+    broker.availability.recently_fenced = {2}
+    response = metadata(broker, None)
+    assert [each.node_id for each in response.brokers] == [1, 2]
+    (partition,) = response.topics[0].partitions
+    assert (partition.leader_id, partition.offline_replicas) == (1, [2, 3])
+    assert [each.broker_id for each in describe_cluster(broker).brokers] == [1]
 
 
 @pytest.mark.parametrize(("version", "code"), [(5, 5), (6, 72)])

@@ -1,6 +1,7 @@
 """BrokerRegistration, BrokerHeartbeat, AllocateProducerIds and UnregisterBroker, encoded and decoded."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -76,6 +77,8 @@ class Asked:
 class BrokerOf:
     def __init__(self, controller: Asked) -> None:
         self.controller = controller
+        self.disconnected: list[int] = []
+        self.availability = SimpleNamespace(on_disconnect=self.disconnected.append)
         self.connection = ClientConnection("127.0.0.1:5000", "PLAINTEXT")
 
     def send(self, api_key: ApiKey, version: int, tree: dict[str, Any]) -> Message:
@@ -154,6 +157,7 @@ def test_closing_a_heartbeat_connection_notifies_once_per_broker_epoch() -> None
     assert controller.closed == []
     broker.connection.close_callbacks.close()
     assert controller.closed == [(3, 41), (3, 55)]
+    assert broker.disconnected == [3, 3]
 
 
 def test_closing_a_connection_with_rejected_heartbeats_notifies_nobody() -> None:
@@ -162,7 +166,7 @@ def test_closing_a_connection_with_rejected_heartbeats_notifies_nobody() -> None
     broker = BrokerOf(controller)
     broker.send(BEAT, 1, heartbeat_request(BrokerHeartbeat(3, 41, 99)))
     broker.connection.close_callbacks.close()
-    assert controller.closed == []
+    assert (controller.closed, broker.disconnected) == ([], [])
 
 
 def test_producer_ids_are_allocated_in_blocks() -> None:

@@ -409,3 +409,21 @@ def test_a_repeated_voter_address_does_not_override_a_newer_registration() -> No
     peers.update_broker_endpoint(OTHER, "gamma", 9194)
     peers.remove_broker(OTHER)
     assert peers.addresses.get(OTHER) == ("gamma", 9294), "its voter address remains"
+
+
+def test_a_node_that_closes_a_connection_is_reported() -> None:
+    async def test() -> None:
+        reported: list[int] = []
+        async with ScriptedBroker({ApiKey.METADATA: [Disconnect()]}) as broker:
+            peers = make_client(broker)
+            peers.on_disconnect = reported.append
+            await peers.call(OTHER, ApiKey.API_VERSIONS, {}, lane="a", version=0)
+            peers.disconnect(OTHER, "a")
+            await asyncio.sleep(0)
+            assert reported == [], "this node closed the connection"
+            with pytest.raises(PeerUnreachableError):
+                await send(peers)
+            assert reported == [OTHER]
+            await peers.close()
+
+    run(test())

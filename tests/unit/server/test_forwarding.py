@@ -137,6 +137,7 @@ class TwoNodes:
             peers=peers,
             lifecycle=cast(Any, None),
             replication=cast(Any, None),
+            availability=cast(Any, None),
             ready=ready,
         )
         broker.controller_channel.local_handler = partial(execute_forwarded, broker=broker)

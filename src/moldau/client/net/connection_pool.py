@@ -27,7 +27,9 @@ _log = get_logger("client.pool")
 class ConnectionPool(Generic[K]):
     """Connections by key. Concurrent callers share the attempts to open a connection."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_disconnect: Callable[[K], None] | None = None) -> None:
+        """`on_disconnect` is called when the other side or the network, and not this pool, closes a connection."""
+        self._on_disconnect = on_disconnect
         self._connections: dict[K, Connection] = {}
         self._attempts: dict[tuple[K, Address], asyncio.Task[Connection]] = {}
         self.is_closed = False
@@ -39,7 +41,7 @@ class ConnectionPool(Generic[K]):
 
     def put(self, key: K, connection: Connection) -> None:
         """Adds a new connection. The previous connection of this key closes when all its responses have arrived."""
-        connection.on_disconnect = lambda: self._on_disconnect(key, connection)
+        connection.on_disconnect = lambda: self._handle_disconnect(key, connection)
         previous = self._connections.get(key)
         if previous is not None and previous.is_open:
             previous.close_when_idle()
@@ -86,11 +88,13 @@ class ConnectionPool(Generic[K]):
         del self._attempts[key, address]
         retrieve_exception(attempt)
 
-    def _on_disconnect(self, key: K, connection: Connection) -> None:
+    def _handle_disconnect(self, key: K, connection: Connection) -> None:
         if self._connections.get(key) is connection:
             del self._connections[key]
             if not self.is_closed:
                 _log.debug("connection lost", key=key, address=str(connection))
+                if self._on_disconnect is not None:
+                    self._on_disconnect(key)
 
 
 class BrokerConnections:
