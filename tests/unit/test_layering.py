@@ -48,6 +48,7 @@ PURE = [
     "moldau.metadata.records",
     "moldau.coordinator.deadline_queue",
     "moldau.coordinator.java_hash",
+    "moldau.coordinator.record_format",
     "moldau.coordinator.result",
     "moldau.raft.batches",
     "moldau.raft.effects",

@@ -5,13 +5,21 @@ types of the newer group protocols (consumer, share, streams) are ignored, as Ka
 """
 
 import struct
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, field, make_dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from functools import lru_cache
-from typing import Any, NamedTuple
 from uuid import UUID
 
-from moldau.errors import CorruptRecordError, InvalidRequestError
+from moldau.coordinator.record_format import (
+    VERSION,
+    FormatField,
+    declare_entity,
+    decode_message,
+    decode_versioned,
+    encode_message,
+    read_version,
+    value_too_large,
+)
 from moldau.groups.records import (
     NO_EXPIRY,
     NO_LEADER_EPOCH,
@@ -22,7 +30,7 @@ from moldau.groups.records import (
     MemberMetadataValue,
     OffsetCommitRecord,
 )
-from moldau.wire.codec import DecodeError, Message, entity_decoder, entity_encoder
+from moldau.wire.codec import Message, entity_decoder, entity_encoder
 from moldau.wire.encoder_compiler import write_unsigned_varint
 
 OFFSET_KEY_VERSION = 1
@@ -35,52 +43,39 @@ GROUP_VALUE_VERSION = 3
 
 _VERSION_MAX = 4
 _FLEXIBLE_VERSION_MIN = 4
-_VERSION = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
 _INT64 = struct.Struct(">q")
 _OFFSET_START = struct.Struct(">hqi")
 """Version, offset and leader epoch."""
 
 
-class _Field(NamedTuple):
-    """A field of a format and the versions that have it. `name` is the name of the attribute in `records.py`."""
-
-    name: str
-    hint: Any
-    kafka_type: str
-    since: int = 0
-    until: int = _VERSION_MAX
-    tag: int | None = None
+def _entity(name: str, version: int, fields: Sequence[FormatField]) -> type:
+    return declare_entity(name, version, fields, is_flexible=version >= _FLEXIBLE_VERSION_MIN)
 
 
-def _entity(name: str, version: int, fields: Sequence[_Field]) -> type:
-    present = [each for each in fields if each.since <= version <= each.until]
-    return make_dataclass(
-        f"{name}V{version}",
-        [(each.name, each.hint, field(metadata={"kafka_type": each.kafka_type, "tag": each.tag})) for each in present],
-        namespace={"__flexible__": version >= _FLEXIBLE_VERSION_MIN},
-    )
-
-
-_OFFSET_KEY = [_Field("group", str, "string"), _Field("topic", str, "string"), _Field("partition", int, "int32")]
-_GROUP_KEY = [_Field("group", str, "string")]
+_OFFSET_KEY = [
+    FormatField("group", str, "string"),
+    FormatField("topic", str, "string"),
+    FormatField("partition", int, "int32"),
+]
+_GROUP_KEY = [FormatField("group", str, "string")]
 _OFFSET_VALUE = [
-    _Field("offset", int, "int64"),
-    _Field("leader_epoch", int, "int32", since=3),
-    _Field("metadata", str, "string"),
-    _Field("commit_timestamp_ms", int, "int64"),
-    _Field("expire_timestamp_ms", int, "int64", since=1, until=1),
-    _Field("topic_id", UUID | None, "uuid", since=4, tag=0),
+    FormatField("offset", int, "int64"),
+    FormatField("leader_epoch", int, "int32", since=3),
+    FormatField("metadata", str, "string"),
+    FormatField("commit_timestamp_ms", int, "int64"),
+    FormatField("expire_timestamp_ms", int, "int64", since=1, until=1),
+    FormatField("topic_id", UUID | None, "uuid", since=4, tag=0),
 ]
 _MEMBER = [
-    _Field("member_id", str, "string"),
-    _Field("instance_id", str | None, "string", since=3),
-    _Field("client_id", str, "string"),
-    _Field("client_host", str, "string"),
-    _Field("rebalance_timeout_ms", int, "int32", since=1),
-    _Field("session_timeout_ms", int, "int32"),
-    _Field("subscription", bytes, "bytes"),
-    _Field("assignment", bytes, "bytes"),
+    FormatField("member_id", str, "string"),
+    FormatField("instance_id", str | None, "string", since=3),
+    FormatField("client_id", str, "string"),
+    FormatField("client_host", str, "string"),
+    FormatField("rebalance_timeout_ms", int, "int32", since=1),
+    FormatField("session_timeout_ms", int, "int32"),
+    FormatField("subscription", bytes, "bytes"),
+    FormatField("assignment", bytes, "bytes"),
 ]
 
 
@@ -90,12 +85,12 @@ def _group_value_entity(version: int) -> type:
         "GroupMetadataValue",
         version,
         [
-            _Field("protocol_type", str, "string"),
-            _Field("generation", int, "int32"),
-            _Field("protocol_name", str | None, "string"),
-            _Field("leader", str | None, "string"),
-            _Field("state_timestamp_ms", int, "int64", since=2),
-            _Field("members", tuple[member, ...], ""),  # type: ignore[valid-type]
+            FormatField("protocol_type", str, "string"),
+            FormatField("generation", int, "int32"),
+            FormatField("protocol_name", str | None, "string"),
+            FormatField("leader", str | None, "string"),
+            FormatField("state_timestamp_ms", int, "int64", since=2),
+            FormatField("members", tuple[member, ...], ""),  # type: ignore[valid-type]
         ],
     )
 
@@ -114,9 +109,6 @@ _write_group_key = entity_encoder(_GROUP_KEY_ENTITY)
 _write_expiring_offset_value = entity_encoder(_OFFSET_VALUES[EXPIRING_OFFSET_VALUE_VERSION])
 _write_group_value = entity_encoder(_GROUP_VALUES[GROUP_VALUE_VERSION])
 
-_Read = Callable[[memoryview], Message]
-_Write = Callable[[bytearray, Any], None]
-
 
 # Encoding
 
@@ -124,15 +116,15 @@ _Write = Callable[[bytearray, Any], None]
 def encode(record: GroupRecord) -> tuple[bytes, bytes | None]:
     """Returns the key and value of a record. Raises InvalidRequestError if a string is too long for the format."""
     if isinstance(record, GroupMetadataRecord):
-        key = _encode_message(GROUP_KEY_VERSION, _write_group_key, {"group": record.group_id})
+        key = encode_message(GROUP_KEY_VERSION, _write_group_key, {"group": record.group_id})
         if record.metadata is None:
             return key, None
-        return key, _encode_message(GROUP_VALUE_VERSION, _write_group_value, asdict(record.metadata))
+        return key, encode_message(GROUP_VALUE_VERSION, _write_group_value, asdict(record.metadata))
     try:
         key = _encode_offset_key(record.group_id, record.topic) + _INT32.pack(record.partition)
         return key, None if record.committed is None else _encode_offset_value(record.committed)
     except struct.error as error:
-        raise _value_too_large(error) from None
+        raise value_too_large(error) from None
 
 
 # Most records are offset commits. They are packed by hand for speed, and tests compare the result with Kafka's bytes.
@@ -141,15 +133,15 @@ def encode(record: GroupRecord) -> tuple[bytes, bytes | None]:
 @lru_cache(maxsize=4096)
 def _encode_offset_key(group_id: str, topic: str) -> bytes:
     """Returns an offset key without the partition. Keys are cached, because consumers commit the same keys often."""
-    out = bytearray(_VERSION.pack(OFFSET_KEY_VERSION))
+    out = bytearray(VERSION.pack(OFFSET_KEY_VERSION))
     for text in (group_id.encode(), topic.encode()):
-        out += _VERSION.pack(len(text)) + text
+        out += VERSION.pack(len(text)) + text
     return bytes(out)
 
 
 def _encode_offset_value(committed: CommittedOffset) -> bytes:
     if committed.expire_timestamp_ms != NO_EXPIRY:
-        return _encode_message(EXPIRING_OFFSET_VALUE_VERSION, _write_expiring_offset_value, asdict(committed))
+        return encode_message(EXPIRING_OFFSET_VALUE_VERSION, _write_expiring_offset_value, asdict(committed))
     out = bytearray(_OFFSET_START.pack(OFFSET_VALUE_VERSION, committed.offset, committed.leader_epoch))
     metadata = committed.metadata.encode()
     write_unsigned_varint(out, len(metadata) + 1)
@@ -165,43 +157,30 @@ def _topic_id_tag(topic_id: UUID | None) -> bytes:
     return b"\0" if topic_id is None else b"\x01\0\x10" + topic_id.bytes
 
 
-def _encode_message(version: int, write: _Write, tree: dict[str, Any]) -> bytes:
-    out = bytearray(_VERSION.pack(version))
-    try:
-        write(out, tree)
-    except struct.error as error:
-        raise _value_too_large(error) from None
-    return bytes(out)
-
-
-def _value_too_large(error: struct.error) -> InvalidRequestError:
-    return InvalidRequestError(f"value too large for a group record: {error}")
-
-
 # Decoding
 
 
 def decode(key: bytes | memoryview, value: bytes | memoryview | None) -> GroupRecord | None:
     """Decodes a record. Returns None if the record type is ignored. Raises CorruptRecordError."""
     key_view = memoryview(key)
-    version = _read_version(key_view, "key")
+    version = read_version(key_view, "a key of the offsets topic")
     if version in OFFSET_KEY_VERSIONS:
-        offset_key = _decode_message(_read_offset_key, key_view, "an offset's key")
+        offset_key = decode_message(_read_offset_key, key_view, "the key of an offset")
         committed = None if value is None else _decode_offset(memoryview(value))
         return OffsetCommitRecord(offset_key.group, offset_key.topic, offset_key.partition, committed)
     if version == GROUP_KEY_VERSION:
-        group_id = _decode_message(_read_group_key, key_view, "a group's key").group
+        group_id = decode_message(_read_group_key, key_view, "the key of a group").group
         return GroupMetadataRecord(group_id, None if value is None else _decode_group(memoryview(value)))
     return None
 
 
 def _decode_offset(value: memoryview) -> CommittedOffset:
-    message = _decode_value(_read_offset_value, value, "an offset")
+    message = decode_versioned(_read_offset_value, value, "the value of an offset")
     return CommittedOffset(**{"leader_epoch": NO_LEADER_EPOCH, **vars(message)})
 
 
 def _decode_group(value: memoryview) -> GroupMetadataValue:
-    message = _decode_value(_read_group_value, value, "a group")
+    message = decode_versioned(_read_group_value, value, "the value of a group")
     members = tuple(_decode_member(member) for member in message.members)
     return GroupMetadataValue(**{"state_timestamp_ms": -1, **vars(message), "members": members})
 
@@ -220,24 +199,3 @@ def _decode_member(message: Message) -> MemberMetadataValue:
         subscription=bytes(message.subscription),
         assignment=bytes(message.assignment),
     )
-
-
-def _decode_value(readers: Sequence[_Read], value: memoryview, what: str) -> Message:
-    version = _read_version(value, f"the value of {what}")
-    if not 0 <= version < len(readers):
-        raise CorruptRecordError(f"unknown version {version} of the value of {what}; supported are 0 to {_VERSION_MAX}")
-    return _decode_message(readers[version], value, what)
-
-
-def _read_version(data: memoryview, what: str) -> int:
-    if len(data) < _VERSION.size:
-        raise CorruptRecordError(f"{what} in the offsets topic has only {len(data)} bytes")
-    version: int = _VERSION.unpack_from(data)[0]
-    return version
-
-
-def _decode_message(read: _Read, data: memoryview, what: str) -> Message:
-    try:
-        return read(data[_VERSION.size :])
-    except DecodeError as error:
-        raise CorruptRecordError(f"{what} in the offsets topic cannot be decoded: {error}") from None

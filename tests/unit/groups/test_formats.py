@@ -245,5 +245,5 @@ def test_decoded_records_do_not_reference_the_batch() -> None:
 
 
 def test_a_string_too_long_for_the_format_is_rejected() -> None:
-    with pytest.raises(InvalidRequestError, match="too large for a group record"):
+    with pytest.raises(InvalidRequestError, match="value too large for a record"):
         encode(GroupMetadataRecord("g" * 40_000, None))
