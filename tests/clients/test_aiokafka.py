@@ -283,15 +283,3 @@ def test_the_cluster_is_described(bootstrap: str) -> None:
             assert len(cluster["cluster_id"]) == 22
 
     asyncio.run(scenario())
-
-
-def test_a_transactional_producer_gets_an_error(bootstrap: str, only_moldau: None) -> None:
-    async def scenario() -> None:
-        producer = AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=unique("tx"), request_timeout_ms=5000)
-        try:
-            with pytest.raises(errors.KafkaError):
-                await asyncio.wait_for(producer.start(), DEADLINE_S)
-        finally:
-            await producer.stop()
-
-    asyncio.run(scenario())

@@ -12,7 +12,6 @@ from confluent_kafka import (
     TIMESTAMP_LOG_APPEND_TIME,
     Consumer,
     KafkaError,
-    KafkaException,
     Message,
     Producer,
     TopicPartition,
@@ -330,14 +329,3 @@ def test_a_timestamp_far_in_the_future_is_rejected(bootstrap: str, topics: Topic
     topic = topics.create()
     error = failure(producer(bootstrap), topic, b"x", timestamp=int(time.time() * 1000) + 48 * HOUR_MS)
     assert error.code() == KafkaError.INVALID_TIMESTAMP
-
-
-def test_a_transactional_producer_gets_an_error(bootstrap: str, only_moldau: None) -> None:
-    sender = producer(bootstrap, transactional_id=unique("tx"))
-    with pytest.raises(KafkaException) as refused:
-        sender.init_transactions(5)
-    assert refused.value.args[0].code() in (
-        KafkaError._UNSUPPORTED_FEATURE,
-        KafkaError.UNSUPPORTED_VERSION,
-        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-    )

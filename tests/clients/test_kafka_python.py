@@ -287,10 +287,3 @@ def test_records_are_deleted_up_to_an_offset(
     assert consumer.beginning_offsets([partition]) == {partition: 3}
     with pytest.raises(errors.OffsetOutOfRangeError):
         admin.delete_records({partition: 100})
-
-
-def test_a_transactional_producer_gets_an_error(bootstrap: str, only_moldau: None) -> None:
-    producer = KafkaProducer(bootstrap_servers=bootstrap, transactional_id=unique("tx"), max_block_ms=5000)
-    with pytest.raises(errors.KafkaError):
-        producer.init_transactions()
-    producer.close(timeout=0)

@@ -6,6 +6,7 @@ from support.topics import Topics
 from support.wire import INIT_PRODUCER_ID, PRODUCE, WireClient, batch, end_offset, produce, produce_tree
 
 OUT_OF_ORDER, STALE_EPOCH, INVALID_REQUEST, LOADING = 45, 47, 42, 14
+TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
 LAST_SEQUENCE = 2**31 - 1
 
 
@@ -122,7 +123,7 @@ def test_pipelined_batches_of_one_producer_stay_in_order(send: Sending) -> None:
 
 
 def test_transactions_are_rejected(wire: WireClient, topics: Topics, only_moldau: None) -> None:
-    assert new_producer(wire, transactional_id="tx")["error_code"] in (35, 42, 53)
+    assert new_producer(wire, transactional_id="tx")["error_code"] == TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     producer_id = new_producer(wire)["producer_id"]
     topic = topics.create()
     data = batch(attributes=0x10, producer_id=producer_id, producer_epoch=0, base_sequence=0)

@@ -124,10 +124,13 @@ class ApacheKafka:
         properties: Mapping[str, str] | None = None,
         heap: str = "1g",
         scram: Sequence[str] = (),
+        features: Sequence[str] = (),
     ) -> None:
-        """`scram` are users that exist from the first start, as `SCRAM-SHA-256=[name=ada,password=...]`."""
+        """`scram` are users that exist from the first start, as `SCRAM-SHA-256=[name=ada,password=...]`. `features` are
+        levels other than those of the release, as `group.version=0`."""
         self.data_dir = Path(data_dir).resolve()
         self.scram = scram
+        self.features = features
         self.properties: dict[str, str] = dict(properties or {})
         self.heap = heap
         self.port = free_port()
@@ -182,7 +185,9 @@ class ApacheKafka:
             return
         began = time.monotonic()
         users = [argument for user in self.scram for argument in ("--add-scram", user)]
-        self.run_tool("kafka.tools.StorageTool", ["format", "-t", CLUSTER_ID, "-c", str(self._file()), *users])
+        features = [argument for feature in self.features for argument in ("--feature", feature)]
+        arguments = ["format", "-t", CLUSTER_ID, "-c", str(self._file()), *users, *features]
+        self.run_tool("kafka.tools.StorageTool", arguments)
         self.format_s = time.monotonic() - began
 
     def start(self, properties: Mapping[str, str] | None = None, wait: bool = True) -> None:

@@ -2,7 +2,7 @@
 `MOLDAU_TEST_BROKER=kafka`. A test that fails against Apache Kafka is a wrong test."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from apache_kafka import ApacheKafka
@@ -19,8 +19,14 @@ GROUPS = {
 }
 
 
-def broker(data_dir: Path, advertised_port: int | None = None, settings: Mapping[str, str] | None = None) -> Broker:
-    """Creates a broker for `with`; `advertised_port` is the port in its metadata."""
+def broker(
+    data_dir: Path,
+    advertised_port: int | None = None,
+    settings: Mapping[str, str] | None = None,
+    kafka_features: Sequence[str] = (),
+) -> Broker:
+    """Creates a broker for `with`; `advertised_port` is the port in its metadata, `kafka_features` are feature levels
+    of Apache Kafka, as `group.version=0`."""
     advertised = {} if advertised_port is None else {"advertised.listeners": f"127.0.0.1:{advertised_port}"}
     if not AGAINST_KAFKA:
         flags = {**GROUPS, **advertised, **(settings or {})}
@@ -30,4 +36,5 @@ def broker(data_dir: Path, advertised_port: int | None = None, settings: Mapping
     # Makes the tests wait for topics: Kafka responds before a topic can be used.
     os.environ["MOLDAU_TEST_BOOTSTRAP"] = "Apache Kafka"
     named = {name: f"PLAINTEXT://{value}" for name, value in advertised.items()}
-    return ApacheKafka(data_dir, {**GROUPS, **named, **(settings or {})}, heap="512m")
+    properties = {**GROUPS, **named, **(settings or {})}
+    return ApacheKafka(data_dir, properties, heap="512m", features=kafka_features)

@@ -1,6 +1,7 @@
 """FindCoordinator: returns the broker that coordinates a group. The first request creates the offsets topic.
 
-Transactional producers get an error that is not retriable, because there is no transaction coordinator.
+There is no transaction coordinator. This broker names itself, and InitProducerId refuses the transactional id, because
+some clients retry every error of FindCoordinator (docs/decisions/0026-refused-apis.md).
 
 Versions: 1 added the key type, 3 the flexible encoding, 4 several keys per request, 6 share groups.
 """
@@ -9,12 +10,7 @@ import asyncio
 from typing import cast
 
 from moldau.error_codes import error_code, error_message
-from moldau.errors import (
-    CoordinatorNotAvailableError,
-    InvalidRequestError,
-    MoldauError,
-    TransactionalIdAuthorizationError,
-)
+from moldau.errors import CoordinatorNotAvailableError, InvalidRequestError, MoldauError
 from moldau.metadata.image import Endpoint
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.cluster_view import reachable_brokers
@@ -56,13 +52,13 @@ async def _coordinator(key_type: int, key: str, listener: str, broker: Broker) -
 
 
 async def _find_coordinator(key_type: int, key: str, listener: str, broker: Broker) -> tuple[int, Endpoint]:
-    if key_type == TRANSACTION:
-        # Use this error, because some clients retry after any other error.
-        raise TransactionalIdAuthorizationError("transactions are not supported")
-    if key_type != GROUP:
+    if key_type == GROUP:
+        node_id = (await broker.groups.coordinator_partition(key)).leader
+    elif key_type == TRANSACTION:
+        node_id = broker.broker_id
+    else:
         raise InvalidRequestError(f"there is no coordinator for keys of type {key_type}")
-    partition = await broker.groups.coordinator_partition(key)
     for each, endpoint in reachable_brokers(broker.metadata.image, listener):
-        if each.broker_id == partition.leader:
+        if each.broker_id == node_id:
             return each.broker_id, endpoint
-    raise CoordinatorNotAvailableError("the group's partition of the offsets topic has no reachable leader")
+    raise CoordinatorNotAvailableError(f"the coordinator, node {node_id}, is not reachable")

@@ -1,13 +1,17 @@
 """InitProducerId: returns a producer id for an idempotent producer.
 
-A producer without a transactional id always gets a new id, even if it had an id before. Transactional producers get an
-error that is not retriable, because there is no transaction coordinator.
+A producer without a transactional id always gets a new id, even if it had an id before. A transactional id is refused,
+because there is no transaction coordinator. The error is the only one that all clients report at once
+(docs/decisions/0026-refused-apis.md). The response has no message, so the log names the reason.
 """
 
 from moldau.error_codes import error_code
 from moldau.errors import InvalidRequestError, MoldauError, TransactionalIdAuthorizationError
+from moldau.observe.logging import get_logger
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.wire.messages import InitProducerIdRequest, InitProducerIdResponse
+
+log = get_logger(__name__)
 
 
 def error_response(request: InitProducerIdRequest, version: int, error: MoldauError) -> InitProducerIdResponse:
@@ -21,6 +25,11 @@ async def init_producer_id(
     if request.transactional_id == "":
         raise InvalidRequestError("a transactional id must not be empty")
     if request.transactional_id is not None:
+        log.warning(
+            "refused a transactional producer: transactions are not supported",
+            transactional_id=request.transactional_id,
+            client=session.client_id or session.connection.peer,
+        )
         raise TransactionalIdAuthorizationError("transactional producers are not supported")
     if (request.producer_id < 0) != (request.producer_epoch < 0):
         raise InvalidRequestError("producer id and producer epoch must be sent together")

@@ -56,6 +56,7 @@ ABSENT_FIELDS = {
     "alter_partition_reassignments.AlterPartitionReassignmentsRequest": {"allow_replication_factor_change": True},
     "describe_cluster.DescribeClusterRequest": {"endpoint_type": 1, "include_fenced_brokers": None},
     "broker_heartbeat.BrokerHeartbeatRequest": {"offline_log_dirs": []},
+    "consumer_group_heartbeat.ConsumerGroupHeartbeatRequest": {"subscribed_topic_regex": None},
     "list_config_resources.ListConfigResourcesRequest": {"resource_types": []},
     "add_raft_voter.AddRaftVoterRequest": {"ack_when_committed": True},
 }

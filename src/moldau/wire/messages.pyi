@@ -1360,6 +1360,38 @@ class AllocateProducerIdsResponse(TypedDict):
     producer_id_start: int
     producer_id_len: int
 
+class ConsumerGroupHeartbeatRequest:
+    group_id: str
+    member_id: str
+    member_epoch: int
+    instance_id: str | None
+    rack_id: str | None
+    rebalance_timeout: int
+    subscribed_topic_names: list[str] | None
+    server_assignor: str | None
+    topic_partitions: list[ConsumerGroupHeartbeatRequestTopicPartitions] | None
+    subscribed_topic_regex: str | None  # 1+
+
+class ConsumerGroupHeartbeatRequestTopicPartitions:
+    topic_id: UUID | None
+    partitions: list[int]
+
+class ConsumerGroupHeartbeatResponse(TypedDict):
+    throttle_time: NotRequired[int]
+    error_code: NotRequired[int]
+    error_message: NotRequired[str | None]
+    member_id: NotRequired[str | None]
+    member_epoch: int
+    heartbeat_interval: int
+    assignment: NotRequired[ConsumerGroupHeartbeatResponseAssignment | None]
+
+class ConsumerGroupHeartbeatResponseAssignment(TypedDict):
+    topic_partitions: NotRequired[Sequence[ConsumerGroupHeartbeatResponseTopicPartitions]]
+
+class ConsumerGroupHeartbeatResponseTopicPartitions(TypedDict):
+    topic_id: UUID | None
+    partitions: NotRequired[Sequence[int]]
+
 class ListConfigResourcesRequest:
     resource_types: list[int]  # 1+
 
@@ -1411,6 +1443,29 @@ class DescribeTopicPartitionsResponsePartition(TypedDict):
 class DescribeTopicPartitionsResponseCursor(TypedDict):
     topic_name: str
     partition_index: int
+
+class ShareGroupHeartbeatRequest:
+    group_id: str
+    member_id: str
+    member_epoch: int
+    rack_id: str | None
+    subscribed_topic_names: list[str] | None
+
+class ShareGroupHeartbeatResponse(TypedDict):
+    throttle_time: NotRequired[int]
+    error_code: NotRequired[int]
+    error_message: NotRequired[str | None]
+    member_id: NotRequired[str | None]
+    member_epoch: int
+    heartbeat_interval: int
+    assignment: NotRequired[ShareGroupHeartbeatResponseAssignment | None]
+
+class ShareGroupHeartbeatResponseAssignment(TypedDict):
+    topic_partitions: NotRequired[Sequence[ShareGroupHeartbeatResponseTopicPartitions]]
+
+class ShareGroupHeartbeatResponseTopicPartitions(TypedDict):
+    topic_id: UUID | None
+    partitions: NotRequired[Sequence[int]]
 
 class AddRaftVoterRequest:
     cluster_id: str | None

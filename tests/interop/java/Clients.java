@@ -67,6 +67,8 @@ public final class Clients {
                 return tools.run(command);
             case "produce":
                 return Production.produce(command);
+            case "useUnsupported":
+                return UnsupportedFeatures.use(command);
             case "admin":
                 return administration.perform(command);
             case "open":

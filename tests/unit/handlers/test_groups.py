@@ -184,9 +184,9 @@ def test_many_keys_yield_to_the_event_loop(broker: GroupBroker) -> None:
     assert asyncio.run(scenario()) >= 10
 
 
-def test_transactional_producers_get_a_permanent_error(broker: GroupBroker) -> None:
+def test_this_broker_is_named_for_transactional_ids(broker: GroupBroker) -> None:
     for version in range(1, 7):
-        assert find(broker, version, "t", kind=1) == [(53, -1, "", -1)]
+        assert find(broker, version, "t", kind=1) == [(0, 1, "host1", 9001)]
     assert find(broker, 6, "s", kind=2) == [(42, -1, "", -1)]
     assert broker.groups.calls == []
 
