@@ -116,6 +116,27 @@ def test_a_requested_unclean_election_waits_for_a_slow_broker() -> None:
     run_on_virtual_time(scenario)
 
 
+def test_a_broker_that_dies_during_the_query_is_no_longer_a_candidate() -> None:
+    async def scenario(cluster: ControllerCluster) -> None:
+        await without_leader(cluster, [4, 2, 3])
+
+        async def ask(broker_id: int, topic: str, partition: int) -> EpochEndOffset:
+            if broker_id == 2:
+                raise PeerUnreachableError("connection refused")
+            return EpochEndOffset(1, 7)
+
+        answer_by(cluster, ask)
+        electing = asyncio.get_running_loop().create_task(elect(cluster, 0))
+        await cluster.pass_ms(50)
+        await cluster.nodes[2].kill()
+        [result] = await electing
+        assert cluster.image.brokers[2].fenced
+        assert result.error is None
+        assert orders(cluster).leader == 3
+
+    run_on_virtual_time(scenario)
+
+
 def test_a_broker_that_registered_after_its_response_is_queried_again() -> None:
     async def scenario(cluster: ControllerCluster) -> None:
         await without_leader(cluster, [4, 2, 3])
