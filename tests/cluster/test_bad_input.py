@@ -25,7 +25,7 @@ from support.wire import (
 )
 from support.wire import fetch as fetched
 
-VOTE, BEGIN_QUORUM_EPOCH, END_QUORUM_EPOCH, DESCRIBE_QUORUM = 52, 53, 54, 55
+VOTE, BEGIN_QUORUM_EPOCH, END_QUORUM_EPOCH = 52, 53, 54
 ALTER_PARTITION, BROKER_REGISTRATION, BROKER_HEARTBEAT, ALLOCATE_PRODUCER_IDS = 56, 62, 63, 67
 FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH, STALE_BROKER_EPOCH = 74, 75, 77
 INCONSISTENT_VOTER_SET, INCONSISTENT_CLUSTER_ID, DUPLICATE_BROKER_REGISTRATION = 94, 104, 101
@@ -50,15 +50,6 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcessC
             assert "Traceback" not in node.log_path.read_text()
 
 
-def quorum_of(cluster: BrokerProcessCluster) -> tuple[int, int]:
-    """Returns leader and epoch of the quorum."""
-    tree = {"topics": [{"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}]}
-    alive = next(node for node in cluster.nodes.values() if node.process is not None)
-    with WireClient(alive.bootstrap) as wire:
-        found = wire.request(DESCRIBE_QUORUM, 0, tree)["topics"][0]["partitions"][0]
-    return found["leader_id"], found["leader_epoch"]
-
-
 @pytest.fixture
 def voter(running: BrokerProcessCluster) -> Iterator[BrokerProcess]:
     """Node 3, running before and after the test. Tests restore the files that they corrupt."""
@@ -71,13 +62,13 @@ def voter(running: BrokerProcessCluster) -> Iterator[BrokerProcess]:
 @pytest.fixture
 def cluster(running: BrokerProcessCluster) -> Iterator[BrokerProcessCluster]:
     """Checks that a test changes neither the quorum nor the ISR, and that a client can write before and after."""
-    leader, quorum = running.leader_of("honest"), quorum_of(running)
+    leader, quorum = running.leader_of("honest"), running.quorum()
     with WireClient(running.nodes[leader].bootstrap) as wire:
         assert produce(wire, "honest", batch([b"before"])) == (0, end_offset(wire, "honest") - 1)
         yield running
         assert produce(wire, "honest", batch([b"after"])) == (0, end_offset(wire, "honest") - 1)
     assert running.leader_of("honest") == leader
-    assert quorum_of(running) == quorum
+    assert running.quorum() == quorum
     running.wait_in_sync("honest")
     assert sorted(running.metadata().brokers) == [1, 2, 3]
 
@@ -274,7 +265,7 @@ def posing_as_leader(node_id: int, sender: int, epoch: int) -> dict[str, tuple[i
 def test_a_client_that_poses_as_the_quorum_leader_does_not_depose_it(
     cluster: BrokerProcessCluster, request_: str
 ) -> None:
-    _, epoch = quorum_of(cluster)
+    _, epoch = cluster.quorum()
     for node_id, node in cluster.nodes.items():
         with WireClient(node.bootstrap) as wire:
             api_key, version, tree = posing_as_leader(node_id, OTHER_NODE_ID, LATE_EPOCH)[request_]
@@ -289,7 +280,7 @@ def test_a_client_that_poses_as_the_quorum_leader_does_not_depose_it(
 
 
 def test_a_client_that_poses_as_a_voter_commits_no_metadata(cluster: BrokerProcessCluster) -> None:
-    leader, epoch = quorum_of(cluster)
+    leader, epoch = cluster.quorum()
     with WireClient(cluster.nodes[leader].bootstrap) as wire:
         for replica_id in (-1, OTHER_NODE_ID, *(each for each in cluster.nodes if each != leader)):
             fields = {
@@ -312,7 +303,7 @@ def test_a_client_that_poses_as_a_voter_commits_no_metadata(cluster: BrokerProce
 
 
 def test_a_client_that_poses_as_a_leader_does_not_change_the_isr(cluster: BrokerProcessCluster) -> None:
-    controller, _ = quorum_of(cluster)
+    controller, _ = cluster.quorum()
     leader = cluster.leader_of("honest")
     with WireClient(cluster.nodes[controller].bootstrap) as wire:
         change = {
@@ -330,7 +321,7 @@ def test_a_client_that_poses_as_a_leader_does_not_change_the_isr(cluster: Broker
 
 
 def test_a_client_that_poses_as_a_broker_does_not_replace_it(cluster: BrokerProcessCluster) -> None:
-    controller, _ = quorum_of(cluster)
+    controller, _ = cluster.quorum()
     other = next(node_id for node_id in cluster.nodes if node_id != controller)
     with WireClient(cluster.nodes[controller].bootstrap) as wire:
         registration = {

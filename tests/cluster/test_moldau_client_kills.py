@@ -100,9 +100,7 @@ def test_producer_and_group_continue_when_nodes_are_killed(cluster: BrokerProces
             return await asyncio.to_thread(cluster.leader_of, scenario.topic)
         if role == "coordinator":
             return await admin.cluster.coordinator_of(GROUP)
-        found = (await admin.describe_cluster()).controller_id
-        assert found is not None
-        return found
+        return (await admin.describe_quorum()).leader_id
 
     async def main() -> ClientRun:
         scenario = ClientRun(cluster.bootstrap, "kills")

@@ -61,7 +61,7 @@ def victim_of(role: str, java: JavaClients, cluster: BrokerProcessCluster, topic
     if role == "group coordinator":
         coordinator: int = java.admin(cluster.bootstrap, "describeGroup", group=group)["coordinator"]
         return coordinator
-    controller: int = java.admin(cluster.bootstrap, "describeCluster")["controller"]
+    controller, _ = cluster.quorum()
     return controller
 
 

@@ -11,10 +11,12 @@ from typing import Any
 from confluent_kafka.admin import AdminClient, ClusterMetadata, NewTopic  # type: ignore[attr-defined]
 
 from support.broker_process import BrokerProcess, free_port
+from support.wire import WireClient
 
 CLUSTER_ID = "c3lzdGVtLXVuZGVyLXRlc3Q"[:22]
 RECOVERY_TIMEOUT_S = 60.0
 POLL_INTERVAL_S = 0.05
+DESCRIBE_QUORUM = 55
 
 
 def as_environment(settings: Mapping[str, str]) -> dict[str, str]:
@@ -86,6 +88,14 @@ class BrokerProcessCluster:
 
     def metadata(self) -> ClusterMetadata:
         return self.admin().list_topics(timeout=10)
+
+    def quorum(self) -> tuple[int, int]:
+        """Returns leader and epoch of the metadata quorum. The leader is the active controller."""
+        tree = {"topics": [{"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}]}
+        running = next(node for node in self.nodes.values() if node.process is not None)
+        with WireClient(running.bootstrap) as wire:
+            found = wire.request(DESCRIBE_QUORUM, 0, tree)["topics"][0]["partitions"][0]
+        return found["leader_id"], found["leader_epoch"]
 
     def leader_of(self, topic: str, partition: int = 0) -> int:
         found: int = self.metadata().topics[topic].partitions[partition].leader

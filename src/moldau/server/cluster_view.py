@@ -30,15 +30,14 @@ def has_listener(broker_id: int, image: MetadataImage, listener: str) -> bool:
 
 
 def advertised_controller_id(image: MetadataImage, listener: str, own_id: int) -> int:
-    """Returns the id of the node to which clients send changes.
+    """Returns the id of the node to which clients send changes. -1 if no node is reachable.
 
-    That is the active controller if clients of the listener can reach it. Otherwise it is this node or the first
-    reachable node, because every node forwards changes to the controller. -1 if no node is reachable.
+    Every node forwards changes to the active controller, so this is the node itself: it has just responded, while the
+    active controller may have died a moment ago. (Kafka returns any live broker.)
     """
     reachable = [each.broker_id for each, _ in reachable_brokers(image, listener)]
-    for node_id in (image.controller_id, own_id):
-        if node_id in reachable:
-            return node_id
+    if own_id in reachable:
+        return own_id
     return reachable[0] if reachable else -1
 
 

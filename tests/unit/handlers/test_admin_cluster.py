@@ -60,14 +60,16 @@ def test_authorized_operations_are_included_on_request() -> None:
 
 
 @pytest.mark.parametrize(
-    ("controller", "described"),
-    [(broker_image(2), 2), (broker_image(2, fenced=True), 1), (broker_image(2, listener="OTHERS"), 1)],
+    ("own", "described"),
+    [(broker_image(1), 1), (broker_image(1, fenced=True), 2), (broker_image(1, listener="OTHERS"), 2)],
 )
-def test_an_unreachable_controller_is_replaced_by_a_broker_that_forwards(
-    controller: BrokerRegistration, described: int
+def test_clients_send_changes_to_the_broker_that_responds_if_they_can_reach_it(
+    own: BrokerRegistration, described: int
 ) -> None:
-    image = dataclasses.replace(image_of({}, brokers=[controller]), controller_id=2)
-    assert describe_cluster(AdminBroker(image)).controller_id == described
+    image = dataclasses.replace(image_of({}, brokers=[own, broker_image(2), broker_image(3)]), controller_id=3)
+    broker = AdminBroker(image)
+    assert describe_cluster(broker).controller_id == described
+    assert broker.send(ApiKey.METADATA, 7, topics=[]).controller_id == described
 
 
 def test_a_broker_without_lease_does_not_advertise_itself_as_leader() -> None:
