@@ -11,15 +11,15 @@ from pathlib import Path
 from rich.console import Console
 from tests.interop.apache_kafka import ApacheKafka
 
-from bench.cluster_failover import failover, many
 from bench.cluster_growth import growth
 from bench.cluster_load import acknowledgement, produce
+from bench.cluster_many import many
 from bench.cluster_plan import DURABILITY_CONFIGS, FULL_CLUSTER, QUICK_CLUSTER, ClusterPlan, running, warm_up
 from bench.plan import Bench
 from bench.report import Table, render_disturbed, render_table
 from bench.run import facts
 
-NAMES = ("produce", "latency", "failover", "many", "growth")
+NAMES = ("produce", "latency", "many", "growth")
 METHOD = Path(__file__).with_name("METHOD_CLUSTER.md")
 NOTES = Path(__file__).with_name("NOTES_CLUSTER.md")
 RESULTS = Path(__file__).with_name("CLUSTER.md")
@@ -38,8 +38,6 @@ def measure(bench: Bench, plan: ClusterPlan, names: set[str]) -> tuple[list[Tabl
                     compared.append(produce(bench, clusters, kept))
                 if "latency" in names:
                     compared.append(acknowledgement(bench, clusters, kept))
-            if "failover" in names:
-                compared.append(failover(bench, plan, clusters))
             if "many" in names:
                 compared.append(many(bench, plan, clusters))
     alone = [growth(bench, plan)] if "growth" in names and bench.with_moldau else []

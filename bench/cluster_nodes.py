@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,8 @@ from tests.interop.apache_kafka import ApacheKafka
 
 from bench.brokers import START_TIMEOUT_S, Broker, BrokerFailed, Durability, Kafka, Moldau
 from bench.load import ADMIN_TIMEOUT_S, TOPIC_CONFIG
+from moldau.client import Admin
+from moldau.client import KafkaError as ClientError
 
 NODES = 3
 REPLICAS = 3
@@ -51,6 +54,10 @@ class Cluster(Broker):
         """Kills the node with SIGKILL; returns when the process has ended."""
 
     @abc.abstractmethod
+    def stop_node(self, node_id: int) -> None:
+        """Stops the node cleanly with SIGTERM; returns when the process has ended."""
+
+    @abc.abstractmethod
     def launch_node(self, node_id: int) -> None: ...
 
     @property
@@ -62,7 +69,18 @@ class Cluster(Broker):
             self.launch_node(node_id)
 
     def wait_for_acknowledgement(self) -> None:
-        self.wait_until(lambda: len(self.metadata().brokers) == NODES, "all nodes are registered", START_TIMEOUT_S)
+        self.wait_until(self._is_complete, "all nodes are registered", START_TIMEOUT_S)
+
+    def _is_complete(self) -> bool:
+        return asyncio.run(self._count_active()) == NODES
+
+    async def _count_active(self) -> int:
+        # Unlike Metadata, which librdkafka uses, DescribeCluster does not list a node that was fenced a moment ago.
+        try:
+            async with Admin(self.bootstrap, request_timeout_ms=2_000) as admin:
+                return len((await admin.describe_cluster()).brokers)
+        except ClientError:
+            return 0
 
     def alive(self) -> bool:
         return len(self.pids()) == NODES
@@ -202,6 +220,9 @@ class MoldauCluster(Cluster):
     def kill(self, node_id: int) -> None:
         self._nodes[node_id].kill()
 
+    def stop_node(self, node_id: int) -> None:
+        self._nodes[node_id].stop()
+
     def stop(self) -> None:
         """Kills the nodes, as for Kafka."""
         for node_id in self.ids:
@@ -244,6 +265,10 @@ class KafkaCluster(Cluster):
     def kill(self, node_id: int) -> None:
         self._running.discard(node_id)
         self._nodes[node_id].kill()
+
+    def stop_node(self, node_id: int) -> None:
+        self._running.discard(node_id)
+        self._nodes[node_id].stop()
 
     def stop(self) -> None:
         """Kills the nodes: the controlled shutdown of the last one would wait for a missing majority."""

@@ -29,8 +29,6 @@ DURABILITY_CONFIGS: Mapping[str, DurabilityConfigs] = {
 class ClusterPlan:
     bench: Plan
     kept: tuple[str, ...]
-    kills: int
-    """Number of leader kills, each on another node."""
     partitions: int
     """Number of partitions in the benchmark with many partitions."""
     kills_of_many: int
@@ -42,7 +40,6 @@ class ClusterPlan:
 FULL_CLUSTER = ClusterPlan(
     bench=replace(FULL, produce_s=1.5, raw_s=1.5, acknowledgements=2000),
     kept=tuple(DURABILITY_CONFIGS),
-    kills=3,
     partitions=1000,
     kills_of_many=2,
     idle_s=10.0,
@@ -51,7 +48,6 @@ FULL_CLUSTER = ClusterPlan(
 QUICK_CLUSTER = ClusterPlan(
     bench=replace(QUICK, produce_s=1.0, raw_s=1.0, acknowledgements=500),
     kept=("page cache",),
-    kills=1,
     partitions=300,
     kills_of_many=1,
     idle_s=3.0,

@@ -1,9 +1,8 @@
-"""`kill -9` of a node: how long its partitions accept no writes, for a few partitions under load and for many at once;
-and the cost of creating and keeping many partitions."""
+"""Many partitions in one cluster: the cost of creating and keeping them, and how long they accept no writes after
+`kill -9` of their leader."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +17,6 @@ from bench.load import ADMIN_TIMEOUT_S, LoadFailed
 from bench.plan import Bench, figures
 from bench.report import Cell, Metric, Row, Table, decimals, megabytes
 
-FEW = 6
-SEND_INTERVAL_S = 0.005
 RESUME_TIMEOUT_S = 120.0
 TOPICS_OF_MANY = 10
 
@@ -33,90 +30,6 @@ def _producer(cluster: Cluster) -> Producer:
     return Producer(
         {"bootstrap.servers": cluster.bootstrap, "enable.idempotence": True, "linger.ms": 0, "log_level": 0}
     )
-
-
-class _Writer:
-    """Sends records to one partition after the other."""
-
-    def __init__(self, cluster: Cluster, topic: str) -> None:
-        self._producer = _producer(cluster)
-        self._topic = topic
-        self.refused: str | None = None
-        self._acknowledged: dict[int, float] = {}
-        """By partition: when the latest acknowledged record was sent."""
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        number = 0
-        while not self._stop.wait(SEND_INTERVAL_S):
-            partition = number % FEW
-            self._producer.produce(
-                self._topic, b"record", partition=partition, on_delivery=self._on_delivery(partition)
-            )
-            self._producer.poll(0)
-            number += 1
-
-    def _on_delivery(self, partition: int) -> Callable[[Any, Any], None]:
-        sent_at = time.monotonic()
-
-        def told(error: Any, message: Any) -> None:
-            if error is not None:
-                self.refused = self.refused or str(error)
-            else:
-                self._acknowledged[partition] = sent_at
-
-        return told
-
-    def wait_resumed(self, partitions: Sequence[int], since: float) -> float:
-        """Returns the seconds until each partition has acknowledged a record that was sent after `since`."""
-        while any(self._acknowledged.get(each, 0.0) < since for each in partitions):
-            if self.refused is not None or time.monotonic() - since > RESUME_TIMEOUT_S:
-                raise LoadFailed(f"writes did not resume: {self.refused or 'no acknowledgement yet'}")
-            time.sleep(0.002)
-        return time.monotonic() - since
-
-    def finish(self) -> None:
-        self._stop.set()
-        self._thread.join()
-        if self._producer.flush(RESUME_TIMEOUT_S) > 0 or self.refused is not None:
-            raise LoadFailed(f"not every record was acknowledged: {self.refused or 'some are pending'}")
-
-
-def failover(bench: Bench, plan: ClusterPlan, clusters: list[Cluster]) -> Table:
-    taken = {cluster.name: _kill_leaders(bench, plan.kills, cluster) for cluster in clusters}
-    worst = {name: [max(seconds)] for name, seconds in taken.items()}
-    rows = (
-        Row("median", (Cell(SECONDS, figures(taken, float)),)),
-        Row("longest", (Cell(SECONDS, figures(worst, float)),)),
-    )
-    note = (
-        "Seconds from `kill -9` until all partitions that the node led have acknowledged a record sent after it, "
-        f"through librdkafka with its defaults; {plan.kills} kills, each of another node (one of them the active "
-        f"controller), a record every {SEND_INTERVAL_S * 1000:g} ms to one of {FEW} partitions. The settings of both "
-        "are the defaults."
-    )
-    return Table("Failover, a leader killed under load", rows, note)
-
-
-def _kill_leaders(bench: Bench, kills: int, cluster: Cluster) -> list[float]:
-    paused = []
-    with cluster.topic(FEW) as name:
-        writer = _Writer(cluster, name)
-        writer.wait_resumed(range(FEW), time.monotonic())
-        for number in range(kills):
-            victim = 1 + number % NODES
-            _restore_leaders(cluster, [name])
-            led = [index for index, leader in cluster.leaders(name).items() if leader == victim]
-            killed_at = time.monotonic()
-            cluster.kill(victim)
-            paused.append(writer.wait_resumed(led, killed_at))
-            bench.print_line(f"{cluster.name}: node {victim} killed, {len(led)} partitions paused {paused[-1]:.2f} s")
-            cluster.restart(victim)
-            cluster.wait_in_sync(name)
-        writer.finish()
-    return paused
 
 
 def _restore_leaders(cluster: Cluster, names: Sequence[str]) -> None:
