@@ -371,9 +371,7 @@ class Fetcher:
             if each.error_code == ErrorCode.none:
                 self._handle_partition_data(partition, state, each, is_empty_response=is_empty_so_far)
                 continue
-            leader = each.get("current_leader")
-            if leader is not None and leader.leader_id >= 0:
-                self._cluster.learn_leader(partition, leader.leader_id, leader.leader_epoch)
+            self._cluster.learn_leader(partition, each.get("current_leader"), response.get("node_endpoints") or ())
             error = KafkaError(each.error_code, f"{partition}")
             if _is_transient(error):
                 _warn_once(error, [state])

@@ -235,9 +235,23 @@ class Cluster:
         found = self._metadata.partition(partition)
         return NO_LEADER if found is None else found.leader
 
-    def learn_leader(self, partition: TopicPartition, leader: int, leader_epoch: int) -> None:
-        """Sets the leader that a broker named in a response, if `leader_epoch` is newer than the known epoch."""
-        self._metadata.learn_leader(partition, leader, leader_epoch)
+    def learn_leader(self, partition: TopicPartition, leader: Message | None, endpoints: Iterable[Message]) -> None:
+        """Sets the leader that a broker named in a response (KIP-951), if its epoch is newer than the known epoch.
+
+        `leader` is the field `current_leader` and `endpoints` the field `node_endpoints` of the response.
+        """
+        if leader is None or leader.leader_id == NO_LEADER:
+            return
+        known = self._metadata.brokers
+        infos = [BrokerInfo(each.node_id, each.host, each.port, each.rack) for each in endpoints]
+        self._metadata.learn_leader(partition, leader.leader_id, leader.leader_epoch, infos)
+        if self._metadata.brokers is not known:
+            self._connections.set_brokers(self._metadata.brokers)
+
+    def has_newer_leader(self, partition: TopicPartition, leader_epoch: int) -> bool:
+        """Returns whether a leader with a newer epoch than this one is known."""
+        found = self._metadata.partition(partition)
+        return found is not None and found.leader != NO_LEADER and found.leader_epoch > leader_epoch
 
     def track(self, topics: Iterable[str]) -> None:
         """Keeps these topics in the metadata until `untrack` is called once for each call of `track`."""

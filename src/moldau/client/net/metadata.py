@@ -1,6 +1,6 @@
 """Cluster metadata of the client: brokers, topics and leaders, merged from Metadata responses."""
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 from uuid import UUID
@@ -84,10 +84,19 @@ class Metadata:
         self.topic_errors = {name: code for name, code in self.topic_errors.items() if name in names}
         self._removed_topics = {name: topic for name, topic in self._removed_topics.items() if name in names}
 
-    def learn_leader(self, partition: TopicPartition, leader: int, leader_epoch: int) -> None:
-        """Sets the leader that a broker named in a response, if `leader_epoch` is newer than the known epoch."""
+    def learn_leader(
+        self, partition: TopicPartition, leader: int, leader_epoch: int, endpoints: Iterable[BrokerInfo] = ()
+    ) -> None:
+        """Sets the leader that a broker named in a response, if `leader_epoch` is newer than the known epoch.
+
+        `endpoints` are addresses from the same response (KIP-951). They are used for a leader that is not known yet.
+        """
         topic, known = self.topics.get(partition.topic), self.partition(partition)
-        if topic is None or known is None or leader_epoch <= known.leader_epoch or leader not in self.brokers:
+        if topic is None or known is None or leader_epoch <= known.leader_epoch:
+            return
+        if leader not in self.brokers:
+            self.brokers = {**self.brokers, **{each.node_id: each for each in endpoints if each.node_id == leader}}
+        if leader not in self.brokers:
             return
         changed = replace(known, leader=leader, leader_epoch=leader_epoch)
         partitions = tuple(changed if each is known else each for each in topic.partitions)

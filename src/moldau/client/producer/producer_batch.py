@@ -131,6 +131,8 @@ class ProducerBatch:
     data: bytes = b""
     """The encoded batch; empty until the batch is drained."""
     attempts: int = 0
+    leader_epoch: int = -1
+    """The epoch of the leader to which the batch was last sent; -1 if it is unknown."""
     is_possibly_written: bool = False
     """Whether the broker may have written the batch in an earlier attempt."""
     last_error: KafkaError | None = None

@@ -13,6 +13,7 @@ fail, because the broker cannot detect duplicates under a new epoch.
 """
 
 from bisect import insort
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -213,10 +214,11 @@ class RecordAccumulator:
         """Returns the size of the batch that `drain_next` would return."""
         return self._queues[partition].waiting[0].size
 
-    def drain_next(self, partition: TopicPartition) -> ProducerBatch:
+    def drain_next(self, partition: TopicPartition, leader_epoch: int = -1) -> ProducerBatch:
         """Encodes the next batch of a ready partition, moves it to the batches in flight and returns it.
 
-        If the encoding raises an error, nothing has changed. The caller must then call `fail_next`.
+        `leader_epoch` is the epoch of the leader to which the batch is sent. If the encoding raises an error, nothing
+        has changed. The caller must then call `fail_next`.
         """
         queue = self._queues[partition]
         batch = queue.waiting[0]
@@ -231,6 +233,7 @@ class RecordAccumulator:
             batch.producer_id_and_epoch, batch.base_sequence = producer, sequence
             queue.next_sequence = (sequence + batch.payload.count) % SEQUENCE_LIMIT
         batch.attempts += 1
+        batch.leader_epoch = leader_epoch
         queue.in_flight.append(queue.waiting.pop(0))
         return batch
 
@@ -294,6 +297,13 @@ class RecordAccumulator:
         queue.is_draining = bool(queue.in_flight)
         batch.last_error = error
         insort(queue.waiting, batch, key=_batch_order)
+
+    def end_backoffs(self, has_newer_leader: Callable[[TopicPartition, int], bool]) -> None:
+        """Ends the backoff of partitions whose next batch was last sent to a leader that has been replaced."""
+        for partition, queue in self._queues.items():
+            head = queue.waiting[0] if queue.waiting and queue.backoff_until_ms else None
+            if head is not None and head.attempts and has_newer_leader(partition, head.leader_epoch):
+                queue.backoff_until_ms = 0
 
     def record_error(self, partition: TopicPartition, error: KafkaError) -> None:
         """Records why the next batch of a partition cannot be sent now. The error is reported if the batch expires."""

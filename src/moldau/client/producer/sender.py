@@ -1,7 +1,7 @@
 """The producer's sender: delivers batches to the partition leaders, with several requests in flight per node."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from moldau.client.errors import ErrorCode, KafkaError
@@ -48,6 +48,7 @@ class Sender:
         self._max_in_flight = max_in_flight
         self._backoff = cluster.backoff()
         self._wakeup = asyncio.Event()
+        self._stop_listening: Callable[[], None] = _do_nothing
         self._run_task: asyncio.Task[None] | None = None
         self._producer_id_task: asyncio.Task[None] | None = None
         self._send_tasks: dict[int, asyncio.Task[None]] = {}
@@ -58,10 +59,13 @@ class Sender:
         """The fatal error after which nothing can be sent; None if there was none."""
 
     def start(self) -> None:
+        self._stop_listening = self._cluster.on_update(self._handle_metadata_update)
         self._run_task = asyncio.get_running_loop().create_task(self._run(), name=f"{self._cluster.client_id} produces")
 
     async def stop(self) -> None:
         """Stops sending. Responses that are still outstanding are handled when they arrive."""
+        self._stop_listening()
+        self._stop_listening = _do_nothing
         run_task, self._run_task = self._run_task, None
         await cancel_and_wait(run_task, self._producer_id_task, *self._send_tasks.values())
 
@@ -153,8 +157,9 @@ class Sender:
             size += self._accumulator.next_batch_bytes(partition)
             if batches and size > self._max_request_size:
                 break
+            info = self._cluster.partition_info(partition)
             try:
-                batches.append(self._accumulator.drain_next(partition))
+                batches.append(self._accumulator.drain_next(partition, -1 if info is None else info.leader_epoch))
             except Exception as error:
                 _log.exception("batch cannot be encoded", partition=str(partition))
                 self._handle_results(self._accumulator.fail_next(partition, _encoding_error(error)))
@@ -208,16 +213,18 @@ class Sender:
             for batch in batches:
                 self._fail_batch(batch, failure)
         else:
+            response = future.result()
             responses = {
                 TopicPartition(topic.name, each.index): each
-                for topic in future.result().responses
+                for topic in response.responses
                 for each in topic.partition_responses
             }
+            endpoints = response.get("node_endpoints") or ()
             for batch in batches:
-                self._complete_batch(batch, responses.get(batch.partition))
+                self._complete_batch(batch, responses.get(batch.partition), endpoints)
         self._wakeup.set()
 
-    def _complete_batch(self, batch: ProducerBatch, response: Message | None) -> None:
+    def _complete_batch(self, batch: ProducerBatch, response: Message | None, endpoints: Sequence[Message]) -> None:
         if response is None:
             missing = f"the response lacks {batch.partition}"
             self._fail_batch(batch, KafkaError(ErrorCode.network_exception, missing))
@@ -226,18 +233,22 @@ class Sender:
                 self._accumulator.complete_batch(batch, response.base_offset, response.log_append_time)
             )
         else:
-            leader = response.get("current_leader")
-            if leader is not None and leader.leader_id >= 0:
-                self._cluster.learn_leader(batch.partition, leader.leader_id, leader.leader_epoch)
+            self._cluster.learn_leader(batch.partition, response.get("current_leader"), endpoints)
             self._fail_batch(batch, KafkaError(response.error_code, _error_message(response) or str(batch.partition)))
 
     def _fail_batch(self, batch: ProducerBatch, error: KafkaError) -> None:
         _log.debug("batch failed", partition=batch.partition, attempt=batch.attempts, error=error)
         if error.is_retriable:
             self._cluster.refresh_soon()
-        now_ms = self.now_ms()
-        retry_at_ms = now_ms + self._backoff.delay_ms(batch.attempts)
+        now_ms = retry_at_ms = self.now_ms()
+        if not self._cluster.has_newer_leader(batch.partition, batch.leader_epoch):
+            retry_at_ms += self._backoff.delay_ms(batch.attempts)
         self._handle_results(self._accumulator.fail_batch(batch, error, now_ms, retry_at_ms))
+
+    def _handle_metadata_update(self) -> None:
+        """Ends the backoff of partitions that have a new leader since their last attempt."""
+        self._accumulator.end_backoffs(self._cluster.has_newer_leader)
+        self._wakeup.set()
 
     async def _init_producer_id(self) -> None:
         backoff = self._cluster.backoff()
@@ -261,6 +272,10 @@ class Sender:
                 node_id = self._cluster.random.choice(brokers) if brokers else None
         self._producer_id_task = None
         self._wakeup.set()
+
+
+def _do_nothing() -> None:
+    pass
 
 
 def _encoding_error(error: Exception) -> KafkaError:

@@ -42,6 +42,10 @@ def with_cluster(
     asyncio.run(main())
 
 
+def leader_message(leader_id: int, leader_epoch: int) -> Message:
+    return Message(leader_id=leader_id, leader_epoch=leader_epoch)
+
+
 def coordinator(node: int = NODE, code: int = 0) -> Tree:
     found = {"key": "g", "node_id": node, "host": "", "port": 1, "error_code": code, "error_message": None}
     return {"throttle_time": 0, "coordinators": [found]}
@@ -359,9 +363,29 @@ def test_a_stale_leader_does_not_replace_a_newer_one() -> None:
         broker.leader_epoch = 3
         await cluster.refresh(["orders"])
         assert cluster.topics["orders"].partitions[0].leader_epoch == 5
-        cluster.learn_leader(ORDERS, NODE, 9)
-        cluster.learn_leader(TopicPartition("orders", 1), NODE, 4)
+        cluster.learn_leader(ORDERS, leader_message(NODE, 9), ())
+        cluster.learn_leader(TopicPartition("orders", 1), leader_message(NODE, 4), ())
         assert [each.leader_epoch for each in cluster.topics["orders"].partitions] == [9, 5]
+        assert cluster.has_newer_leader(ORDERS, 8)
+        assert not cluster.has_newer_leader(ORDERS, 9)
+        cluster.learn_leader(ORDERS, leader_message(-1, -1), ())
+        cluster.learn_leader(ORDERS, None, ())
+        assert cluster.known_leader_of(ORDERS) == NODE
+
+    with_cluster(test)
+
+
+def test_the_address_of_a_new_leader_comes_with_the_leader() -> None:
+    async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
+        await cluster.refresh(["orders"])
+        cluster.learn_leader(ORDERS, leader_message(8, 1), ())
+        assert cluster.known_leader_of(ORDERS) == NODE, "a leader without an address cannot be used"
+        other = Message(node_id=9, host="127.0.0.1", port=1, rack=None)
+        endpoint = Message(node_id=8, host="127.0.0.1", port=broker.port, rack="r")
+        cluster.learn_leader(ORDERS, leader_message(8, 1), [other, endpoint])
+        assert cluster.known_leader_of(ORDERS) == 8
+        assert set(cluster.brokers) == {NODE, 8}
+        assert (await cluster.connection(8)).is_open
 
     with_cluster(test)
 

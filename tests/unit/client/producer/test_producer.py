@@ -502,3 +502,59 @@ def test_a_section_above_max_request_size_is_rejected_with_a_hint() -> None:
             await producer.send_section("orders", 1, section_of(b"x"))
 
     with_producer(test, {}, max_request_size=500)
+
+
+# Leader changes
+
+NEVER_MS = 60_000
+
+
+def moved(broker: ScriptedBroker, received: ReceivedRequest, epoch: int) -> Tree:
+    """NOT_LEADER_OR_FOLLOWER with the new leader and its address (KIP-951): node 8, at the same address."""
+    tree = answer(received, ErrorCode.not_leader_or_follower)
+    for topic in tree["responses"]:
+        for each in topic["partition_responses"]:
+            each["current_leader"] = {"leader_id": 8, "leader_epoch": epoch}
+    return {**tree, "node_endpoints": [{"node_id": 8, "host": "127.0.0.1", "port": broker.port, "rack": None}]}
+
+
+def test_a_batch_goes_to_a_new_leader_without_a_backoff() -> None:
+    async def main() -> None:
+        async with asyncio.timeout(DEADLINE_S), ScriptedBroker(topics={"orders": 1}) as broker:
+            broker.scripts[ApiKey.PRODUCE] = in_turn([lambda received: moved(broker, received, epoch=1)])
+            async with Producer(broker.bootstrap, retry_backoff_ms=NEVER_MS, linger_ms=0) as producer:
+                assert (await (await producer.send("orders", b"x"))).offset == 0
+            assert broker.count(ApiKey.PRODUCE) == 2
+
+    asyncio.run(main())
+
+
+def test_a_broker_that_names_the_same_leader_again_is_retried_after_the_backoff() -> None:
+    async def main() -> None:
+        async with asyncio.timeout(DEADLINE_S), ScriptedBroker(topics={"orders": 1}) as broker:
+            broker.scripts[ApiKey.PRODUCE] = lambda received: moved(broker, received, epoch=1)
+            producer = Producer(broker.bootstrap, retry_backoff_ms=NEVER_MS, linger_ms=0)
+            await producer.start()
+            sent = await producer.send("orders", b"x")
+            await asyncio.wait([sent], timeout=0.3)
+            assert broker.count(ApiKey.PRODUCE) == 2
+            await producer.abort()
+
+    asyncio.run(main())
+
+
+def test_metadata_with_a_new_leader_ends_the_backoff() -> None:
+    async def main() -> None:
+        async with asyncio.timeout(DEADLINE_S), ScriptedBroker(topics={"orders": 1}) as broker:
+
+            def disconnect(received: ReceivedRequest) -> ScriptedResponse:
+                broker.leader_epoch = 1
+                return Disconnect
+
+            broker.scripts[ApiKey.PRODUCE] = in_turn([disconnect])
+            # The backoff of refreshes is the same setting, so the first refresh after the disconnect must suffice.
+            async with Producer(broker.bootstrap, retry_backoff_ms=NEVER_MS, linger_ms=0) as producer:
+                assert (await (await producer.send("orders", b"x"))).offset == 0
+            assert broker.count(ApiKey.PRODUCE) == 2
+
+    asyncio.run(main())

@@ -526,3 +526,29 @@ def test_whatever_fails_records_are_in_the_log_once_and_in_order(seed: int) -> N
             assert not set(values_of(outcome)) & set(leader.log), "a record said to be refused was written"
     assert mine.has_memory(10_000), "memory was not given back"
     assert len(leader.log) > sent // 4
+
+
+# Leader changes
+
+
+def test_a_new_leader_ends_the_backoff_of_a_failed_batch() -> None:
+    to = accumulator()
+    batches(to, "a")
+    batch = to.drain_next(ORDERS, leader_epoch=3)
+    to.fail_batch(batch, LOST, now_ms=0, retry_at_ms=100)
+    to.end_backoffs(lambda partition, leader_epoch: leader_epoch < 3)
+    assert to.ready_partitions(50) == [], "the leader is the same as before"
+    to.end_backoffs(lambda partition, leader_epoch: (partition, leader_epoch) == (ORDERS, 3))
+    assert to.ready_partitions(0) == [ORDERS]
+    assert to.drain_next(ORDERS, leader_epoch=4) is batch
+    to.fail_batch(batch, LOST, now_ms=0, retry_at_ms=100)
+    to.end_backoffs(lambda partition, leader_epoch: leader_epoch < 4)
+    assert to.ready_partitions(50) == [], "each leader is tried once without a backoff"
+
+
+def test_a_new_leader_does_not_end_the_linger_of_a_new_batch() -> None:
+    to = accumulator(linger_ms=10)
+    put(to, "a")
+    to.end_backoffs(lambda *_: True)
+    assert to.ready_partitions(5) == []
+    assert to.ready_partitions(10) == [ORDERS]
