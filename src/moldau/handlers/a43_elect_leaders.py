@@ -2,15 +2,16 @@
 
 Every partition succeeds or fails independently. The errors of a partition are ELECTION_NOT_NEEDED,
 PREFERRED_LEADER_NOT_AVAILABLE, ELIGIBLE_LEADERS_NOT_AVAILABLE and UNKNOWN_TOPIC_OR_PARTITION. If the request has no
-list of partitions, all partitions are tried, and the response omits partitions that need no election. v0 supports only
-preferred elections and has no top-level error. v2 has the same fields as v1.
+list of partitions, all partitions are tried, and the response omits partitions that need no election. With a `timeout`
+of 0 or less, no leader is elected and the error is REQUEST_TIMED_OUT. v0 supports only preferred elections and has no
+top-level error. v2 has the same fields as v1.
 """
 
 from collections.abc import Sequence
 
 from moldau.controller.requests import ElectionType, PartitionResult
 from moldau.error_codes import error_code, error_message
-from moldau.errors import InvalidRequestError, MoldauError
+from moldau.errors import InvalidRequestError, MoldauError, RequestTimedOutError
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.wire.messages import ElectLeadersRequest, ElectLeadersResponse, ElectLeadersResponsePartitionResult
 
@@ -22,6 +23,8 @@ def error_response(request: ElectLeadersRequest, version: int, error: MoldauErro
 
 @handles(versions=(0, 2), error_response=error_response, forwarded=True)
 async def elect_leaders(request: ElectLeadersRequest, session: RequestContext, broker: Broker) -> ElectLeadersResponse:
+    if request.timeout <= 0:
+        raise RequestTimedOutError
     election, partitions = _election_type(request), _requested_partitions(request)
     return _response(await broker.controller.elect_leaders(election, partitions))
 
