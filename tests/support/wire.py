@@ -5,8 +5,10 @@ import datetime
 import io
 import socket
 import struct
+import time
 import types
 import typing
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
@@ -307,6 +309,14 @@ def topic_id(wire: WireClient, topic: str) -> UUID:
     response = wire.request(METADATA, 12, {"topics": [{"name": topic}], "allow_auto_topic_creation": False})
     found: UUID = response["topics"][0]["topic_id"]
     return found
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    """Waits for an effect that Kafka applies a little later than its response. Moldau applies it at once."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
 
 
 def stored_codec(bootstrap: str, topic: str) -> str:

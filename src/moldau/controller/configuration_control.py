@@ -9,7 +9,7 @@ from moldau.controller.requests import ConfigChange, ConfigOperation, ConfigResu
 from moldau.controller.state import ControllerState, check_batch_size
 from moldau.controller.topic_names import validate_topic_name
 from moldau.coordinator import CoordinatorResult
-from moldau.errors import InvalidRequestError, MoldauError, UnknownTopicOrPartitionError
+from moldau.errors import InvalidConfigError, InvalidRequestError, MoldauError, UnknownTopicOrPartitionError
 from moldau.metadata.image import BROKER_RESOURCE, TOPIC_RESOURCE, ConfigResource, MetadataImage
 from moldau.metadata.records import ConfigRecord, Record
 from moldau.settings.config_changes import append_to_list, subtract_from_list
@@ -39,7 +39,7 @@ def alter_configs(
             if resource.type == TOPIC_RESOURCE:
                 state.settings.validate_topic_configs(config)
             else:
-                state.settings.validate_broker_configs(config)
+                _validate_broker_configs(state.settings, config)
         except MoldauError as error:
             results.append(ConfigResult(resource, error))
         else:
@@ -76,6 +76,14 @@ def _check_resource(image: MetadataImage, resource: ConfigResource) -> None:
             raise InvalidRequestError(f"No broker with id {resource.name} is registered.")
     else:
         raise InvalidRequestError(f"Unknown resource type {resource.type}")
+
+
+def _validate_broker_configs(settings: EffectiveSettings, config: Mapping[str, str]) -> None:
+    try:
+        settings.validate_broker_configs(config)
+    except InvalidConfigError as error:
+        # Unlike for topics, Kafka's error is INVALID_REQUEST.
+        raise InvalidRequestError(str(error)) from None
 
 
 def _broker_id(name: str) -> int:

@@ -27,7 +27,7 @@ RECORDS_PER_DECISION_MAX = 20_000
 """The maximum number of records in one decision. A decision is one batch of the metadata log, and a batch must be small
 enough to replicate and apply at once."""
 CONFIG_BYTES_PER_DECISION_MAX = 8 * 1024 * 1024
-"""The maximum total size of the config values in one decision. All other records are small."""
+"""The maximum total size of the configs in one decision. All other records are small."""
 
 
 class ControllerState:
@@ -147,7 +147,9 @@ class ControllerState:
 
 
 def check_batch_size(records: list[Record]) -> list[Record]:
-    configs = sum(len((each.value or "").encode()) for each in records if isinstance(each, ConfigRecord))
+    configs = sum(
+        len(each.name.encode()) + len((each.value or "").encode()) for each in records if isinstance(each, ConfigRecord)
+    )
     if len(records) > RECORDS_PER_DECISION_MAX or configs > CONFIG_BYTES_PER_DECISION_MAX:
         raise PolicyViolationError("Unable to perform excessively large batch operation.")
     return records

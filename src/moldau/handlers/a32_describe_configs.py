@@ -3,6 +3,7 @@
 - The name of a broker resource is the id of this broker, or "" for the cluster-wide defaults of brokers.
 - An empty list of keys, or null, requests all settings. Synonyms and documentation (since v3) are optional.
 - As in Kafka, an unknown resource type fails the whole request. Any other error fails only one resource.
+- Broker configs without a definition are sensitive, as in Kafka: their values are not returned.
 - For groups and client metrics subscriptions, only configs that were set are returned, because they have no defaults.
 """
 
@@ -119,7 +120,7 @@ def _entry_responses(entries: Iterable[ConfigEntry]) -> list[Entry]:
             "value": entry.value,
             "read_only": entry.read_only,
             "config_source": entry.source,
-            "is_sensitive": False,
+            "is_sensitive": entry.is_sensitive,
             "synonyms": [
                 {"name": synonym.name, "value": synonym.value, "source": synonym.source} for synonym in entry.synonyms
             ],

@@ -103,6 +103,7 @@ class Node:
             raise
 
     async def _start(self) -> None:
+        self._warn_of_unusable_batch_size()
         await self._store.start()
         self._exit_stack.push_async_callback(self._close_store)
         if not self._store.had_clean_shutdown and self._store.list_logs():
@@ -133,6 +134,16 @@ class Node:
             cluster=meta.cluster_id,
             partitions=len(self._partitions),
         )
+
+    def _warn_of_unusable_batch_size(self) -> None:
+        settings = self._broker_settings
+        message_bytes_max = settings.topic_defaults.max_message_bytes
+        if message_bytes_max > settings.socket_request_max_bytes:
+            log.warning(
+                "message.max.bytes is greater than socket.request.max.bytes: larger requests close their connection",
+                message_max_bytes=message_bytes_max,
+                socket_request_max_bytes=settings.socket_request_max_bytes,
+            )
 
     async def _register(self) -> None:
         """Registers the broker and reports the earlier incarnations that are saved on its disk."""

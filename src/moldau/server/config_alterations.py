@@ -8,9 +8,9 @@ forwarded request was already checked by the forwarding broker.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from moldau.controller.requests import ConfigChange, ConfigOperation, ConfigResult
+from moldau.controller.requests import ConfigChange, ConfigOperation
 from moldau.error_codes import error_code, error_message
-from moldau.errors import InvalidConfigError, InvalidRequestError, MoldauError, NotControllerError
+from moldau.errors import InvalidRequestError, MoldauError, NotControllerError
 from moldau.metadata.image import BROKER_LOGGER_RESOURCE, BROKER_RESOURCE, ConfigResource
 from moldau.server.api import Broker, RequestContext
 from moldau.server.broker_loggers import alter_loggers
@@ -58,7 +58,7 @@ async def apply_alterations(
                 for result in await broker.controller.alter_configs(
                     for_controller, incremental=incremental, validate_only=validate_only
                 ):
-                    outcomes[result.resource] = _outcome(_to_kafka_error(result))
+                    outcomes[result.resource] = _outcome(result.error)
             else:
                 outcomes |= await _forward(for_controller, broker, incremental, validate_only)
         except MoldauError as error:
@@ -122,10 +122,3 @@ def _check_broker_id(name: str, broker: Broker) -> None:
     if not (name.isascii() and name.removeprefix("-").isdigit()):
         raise InvalidRequestError(f"Node id must be an integer, but it is: {name}")
     raise InvalidRequestError(f"Unexpected broker id, expected {broker.broker_id}, but received {name}")
-
-
-def _to_kafka_error(result: ConfigResult) -> MoldauError | None:
-    """Returns the error of a result. Like Kafka, uses INVALID_REQUEST for invalid settings of a broker."""
-    if result.resource.type == BROKER_RESOURCE and isinstance(result.error, InvalidConfigError):
-        return InvalidRequestError(str(result.error))
-    return result.error

@@ -333,11 +333,6 @@ class BrokerSettings:
                 f"queued.max.request.bytes ({self.queued_max_request_bytes}) is less than "
                 f"socket.request.max.bytes ({request_bytes_max}): the largest request would never be read"
             )
-        if self.topic_defaults.max_message_bytes > request_bytes_max:
-            raise InvalidConfigError(
-                f"message.max.bytes ({self.topic_defaults.max_message_bytes}) is greater than "
-                f"socket.request.max.bytes ({request_bytes_max}): such a batch would be rejected"
-            )
         if self.broker_heartbeat_interval_ms * 2 > self.broker_session_timeout_ms:
             raise InvalidConfigError(
                 f"broker.session.timeout.ms ({self.broker_session_timeout_ms}) is less than twice "

@@ -14,10 +14,14 @@ from moldau.wire.decoder_runtime import STRING_BYTES_MAX
 
 
 def parse_changes(resource_type: int, configs: Mapping[str, str | None]) -> dict[str, Any]:
-    """Returns the values of topic or broker configs by name. Raises InvalidConfigError if a config is invalid."""
+    """Returns the values of topic or broker configs by name, without unknown broker configs.
+
+    Raises InvalidConfigError if a config is invalid. Unknown broker configs are valid, as in Kafka, where plugins may
+    read them.
+    """
     values = {}
     for name, text in configs.items():
-        definition = _find_setting(resource_type, name)
+        definition = _find_definition(resource_type, name)
         if text is None:
             raise InvalidConfigError(f"Null value not supported for {_kind(resource_type)} configs: {name}")
         # The size is limited, because APPEND can build a value that does not fit into a DescribeConfigs response.
@@ -26,7 +30,14 @@ def parse_changes(resource_type: int, configs: Mapping[str, str | None]) -> dict
             raise InvalidConfigError(
                 f"The value of configuration {name} has {size_bytes} bytes; the maximum is {STRING_BYTES_MAX}"
             )
-        values[name] = parse_value(definition, text)
+        if definition is not None:
+            values[name] = parse_value(definition, text)
+        elif resource_type == TOPIC_RESOURCE:
+            hint = did_you_mean(name, setting_definitions(TopicSettings))
+            raise InvalidConfigError(f"Unknown topic config name: {name}{hint}")
+        elif name in broker_aliases():
+            target, _ = broker_aliases()[name]
+            raise InvalidConfigError(f"Cannot update these configs dynamically: {name}; change {target.name} instead")
     return values
 
 
@@ -43,13 +54,17 @@ def subtract_from_list(resource_type: int, name: str, current: str | None, remov
 
 
 def _list_change(
-    resource_type: int, name: str, current: str | None, change: str | None, verb: str
+    resource_type: int, name: str, current: str | None, change: str | None, operation: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    definition = _find_setting(resource_type, name)
-    if definition.type is not ConfigType.LIST:
-        raise InvalidConfigError(f"Can't {verb} to key {name} because its type is not LIST")
+    definition = _find_definition(resource_type, name)
+    if definition is None or definition.type is not ConfigType.LIST:
+        if resource_type == TOPIC_RESOURCE:
+            raise InvalidConfigError(f"Can't {operation.upper()} to key {name} because its type is not LIST.")
+        if definition is None and name not in broker_aliases():
+            raise InvalidConfigError(f"Unknown config name: {name}")
+        raise InvalidConfigError(f"Config value {operation} is not allowed for config key: {name}")
     if change is None:
-        raise InvalidConfigError(f"Null value not supported to {verb}: {name}")
+        raise InvalidConfigError(f"Null value not supported to {operation}: {name}")
     # The elements are not validated here, because `parse_changes` validates the resulting list.
     return (definition.default if current is None else split_list(current)), split_list(change)
 
@@ -58,12 +73,6 @@ def _kind(resource_type: int) -> str:
     return "topic" if resource_type == TOPIC_RESOURCE else "broker"
 
 
-def _find_setting(resource_type: int, name: str) -> SettingDefinition:
-    is_topic = resource_type == TOPIC_RESOURCE
-    definitions = setting_definitions(TopicSettings) if is_topic else broker_definitions()
-    if name in definitions:
-        return definitions[name]
-    if not is_topic and name in broker_aliases():
-        target, _ = broker_aliases()[name]
-        raise InvalidConfigError(f"Cannot update these configs dynamically: {name}; change {target.name} instead")
-    raise InvalidConfigError(f"Unknown {_kind(resource_type)} config name: {name}{did_you_mean(name, definitions)}")
+def _find_definition(resource_type: int, name: str) -> SettingDefinition | None:
+    definitions = setting_definitions(TopicSettings) if resource_type == TOPIC_RESOURCE else broker_definitions()
+    return definitions.get(name)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from moldau.settings.broker import BrokerSettings, broker_definitions, get_value
+from moldau.settings.broker import BrokerSettings, broker_aliases, broker_definitions, get_value
 from moldau.settings.registry import Alias, ConfigType, SettingDefinition, setting_definitions
 from moldau.settings.topic import TopicSettings
 from moldau.settings.values import format_value
@@ -31,13 +31,15 @@ class ConfigSynonym:
 class ConfigEntry:
     name: str
     value: str | None
-    """None if this is an alias, and the setting's value is not a multiple of the alias's unit."""
+    """None if the entry is sensitive, or if it is an alias and the setting's value is not a multiple of the alias's
+    unit."""
     source: ConfigSource
     read_only: bool
     type: ConfigType
-    documentation: str
+    documentation: str | None
     synonyms: Sequence[ConfigSynonym]
     """The values from all sources, the effective value first."""
+    is_sensitive: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +74,35 @@ class ConfigLayers:
                 _build_entry(alias.name, definition, [_alias_synonym(alias, synonyms[0])], read_only=True)
                 for alias in definition.aliases
             ]
-        return entries
+        return entries + self._unknown_entries(self.dynamic, self.dynamic_default)
 
     def describe_broker_defaults(self) -> list[ConfigEntry]:
         """Returns only the settings in `dynamic_default`."""
         definitions = broker_definitions()
         source = ConfigSource.DYNAMIC_DEFAULT_BROKER
-        return [
+        entries = [
             _build_entry(name, definitions[name], [ConfigSynonym(name, value, source)], read_only=False)
             for name, value in sorted(self.dynamic_default.items())
             if name in definitions
         ]
+        return entries + self._unknown_entries({}, self.dynamic_default)
+
+    def _unknown_entries(self, dynamic: Mapping[str, str], dynamic_default: Mapping[str, str]) -> list[ConfigEntry]:
+        """Returns the configs that have no definition. As in Kafka, their values are not shown, because they may be
+        secret."""
+        entries = []
+        for name in sorted({*dynamic, *dynamic_default} - {*broker_definitions(), *broker_aliases()}):
+            synonyms = [
+                ConfigSynonym(name, None, source)
+                for source, configs in (
+                    (ConfigSource.DYNAMIC_BROKER, dynamic),
+                    (ConfigSource.DYNAMIC_DEFAULT_BROKER, dynamic_default),
+                )
+                if name in configs
+            ]
+            source = synonyms[0].source
+            entries.append(ConfigEntry(name, None, source, True, ConfigType.UNKNOWN, None, synonyms, is_sensitive=True))
+        return entries
 
     def _broker_synonyms(self, definition: SettingDefinition) -> Iterator[ConfigSynonym]:
         name = definition.name

@@ -72,7 +72,8 @@ class EffectiveSettings:
         self._topic_with_values(parse_changes(TOPIC_RESOURCE, configs)).check_conflicts()
 
     def validate_broker_configs(self, configs: Mapping[str, str | None]) -> None:
-        """Raises InvalidConfigError if a broker config is invalid, is not dynamic, or contradicts another setting."""
+        """Raises InvalidConfigError if a broker config is invalid, is not dynamic, or contradicts another setting.
+        Unknown configs are valid."""
         values = parse_changes(BROKER_RESOURCE, configs)
         static_names = [name for name in values if not broker_definitions()[name].dynamic]
         if static_names:
@@ -86,8 +87,9 @@ class EffectiveSettings:
 
     def _apply_dynamic_configs(self) -> BrokerSettings:
         changes = {**self._image.config(ALL_BROKERS), **self._image.config(self._this_broker)}
+        known = {name: text for name, text in changes.items() if name in broker_definitions()}
         dynamic = {name: each for name, each in broker_definitions().items() if each.dynamic}
-        values = _parse_configs(changes, dynamic)
+        values = _parse_configs(known, dynamic)
         return with_values(self.static, values, self.static.explicitly_set) if values else self.static
 
 

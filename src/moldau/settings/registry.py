@@ -22,6 +22,8 @@ INT_MAX = 2**31 - 1
 class ConfigType(IntEnum):
     """Config types with the numbers that DescribeConfigs uses."""
 
+    UNKNOWN = 0
+    """The type of configs without a definition."""
     BOOLEAN = 1
     STRING = 2
     INT = 3

@@ -93,6 +93,21 @@ def test_broker_configs_exist_per_broker_and_as_cluster_default() -> None:
         assert cluster.state.image.config(resource) == {"log.retention.ms": "7"}
 
 
+def test_unknown_broker_configs_are_stored() -> None:
+    cluster = Cluster()
+    resource = ConfigResource(BROKER_RESOURCE, "1")
+    assert cluster.alter(resource, ConfigChange("no.such", "7"), ConfigChange("", "8")) is None
+    assert cluster.state.image.config(resource) == {"no.such": "7", "": "8"}
+    assert type(cluster.alter(resource, ConfigChange("no.such", "9", ConfigOperation.APPEND))) is InvalidConfigError
+
+
+def test_long_names_of_unknown_configs_count_towards_the_size_of_a_batch() -> None:
+    cluster = Cluster()
+    changes = [ConfigChange(f"{number}".rjust(30_000, "x"), "") for number in range(300)]
+    with pytest.raises(PolicyViolationError):
+        cluster.alter(ConfigResource(BROKER_RESOURCE, "1"), *changes)
+
+
 @pytest.mark.parametrize(
     ("resource", "name"),
     [
@@ -107,7 +122,7 @@ def test_appended_values_are_limited_in_size(resource: ConfigResource, name: str
     assert len(longest) == 32_767
     assert cluster.alter(resource, ConfigChange(name, longest)) is None
     error = cluster.alter(resource, ConfigChange(name, "1:1", ConfigOperation.APPEND))
-    assert isinstance(error, InvalidConfigError)
+    assert isinstance(error, InvalidConfigError if resource == ORDERS else InvalidRequestError)
     assert str(error) == f"The value of configuration {name} has 32771 bytes; the maximum is 32767"
     assert cluster.last_records == []
     assert cluster.state.image.config(resource) == {name: longest}
@@ -117,7 +132,7 @@ def test_configs_too_large_for_one_batch_are_rejected() -> None:
     name = "leader.replication.throttled.replicas"
     change = ConfigChange(name, ",".join(f"{partition}:1" for partition in range(100_000, 103_640)))
     assert change.value is not None
-    fitting = 8 * 1024 * 1024 // len(change.value)
+    fitting = 8 * 1024 * 1024 // (len(name) + len(change.value))
     cluster = Cluster()
     for number in range(fitting + 1):
         cluster.create(NewTopic(f"topic-{number}", 1, 1))
