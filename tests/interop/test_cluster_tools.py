@@ -213,7 +213,23 @@ def test_a_reassignment_can_be_cancelled(
             tools.run(REASSIGN, *at(cluster), "--reassignment-json-file", str(wrong), "--execute")
 
 
-def test_kafka_log_dirs_and_features_and_api_versions_see_every_node(
+def test_kafka_features_describes_and_changes_features_through_every_node(
+    tools: Tools, cluster: BrokerProcessCluster
+) -> None:
+    described = tools.run(FEATURES, *at(cluster), "describe")
+    assert re.search(r"Feature: metadata\.version\s.*FinalizedVersionLevel: 4\.", described)
+    assert re.search(r"Feature: eligible\.leader\.replicas\.version\s.*FinalizedVersionLevel: 1", described)
+    for node in cluster.nodes.values():
+        to_node = (FEATURES, "--bootstrap-server", node.bootstrap)
+        upgrade = ("upgrade", "--feature", "eligible.leader.replicas.version=1")
+        assert "was upgraded to 1" in tools.run(*to_node, *upgrade)
+        with pytest.raises(KafkaFailed, match=r"Local controller [123] only supports versions 1-1"):
+            tools.run(*to_node, "upgrade", "--feature", "eligible.leader.replicas.version=2")
+        with pytest.raises(KafkaFailed, match=r"Local controller [123] only supports versions 30-30"):
+            tools.run(*to_node, "downgrade", "--feature", "metadata.version=29")
+
+
+def test_kafka_log_dirs_and_api_versions_see_every_node(
     tools: Tools, java: JavaClients, cluster: BrokerProcessCluster
 ) -> None:
     topic = new_topic(cluster)
@@ -227,8 +243,6 @@ def test_kafka_log_dirs_and_features_and_api_versions_see_every_node(
     cluster.wait_until(lambda: len(set(sizes().values())) == 1, "replicas are of one size")
     assert sorted(sizes()) == [1, 2, 3]
     assert min(sizes().values()) > 0
-    features = tools.run(FEATURES, *at(cluster), "describe")
-    assert re.search(r"Feature: metadata\.version\s.*FinalizedVersionLevel: 4\.", features)
     versions = tools.run(VERSIONS, *at(cluster))
     assert sorted(re.findall(r"\(id: (\d) rack: null isFenced: false\)", versions)) == ["1", "2", "3"]
     assert "ERROR" not in versions

@@ -104,7 +104,7 @@ class ControlPlaneTranscriptRunner:
             partition = image.topics[name].partitions[index]
             self.emit("", f"{name}-{index} has leader {partition.leader} in epoch {partition.leader_epoch}")
         for resource in delta.configs_changed:
-            self.emit("", f"{resource.name} has configs {dict(image.config(resource))}")
+            self.emit("", f"{resource.name or 'every broker'} has configs {dict(image.config(resource))}")
 
 
 class _TracedLog(TestLog):

@@ -11,19 +11,15 @@ from functools import partial
 from typing import Any
 
 from moldau.concurrency.notifier import Notifier
-from moldau.controller.cluster_control import (
-    METADATA_VERSION,
-    SUPPORTED_FEATURES,
-    fence_broker,
-    reconcile_broker,
-    update_features,
-)
+from moldau.controller.cluster_control import fence_broker, reconcile_broker
 from moldau.controller.elections import (
     balance_partition_leaders,
     elect_unclean_leaders,
     reconcile_elrs,
     unclean_election_candidates,
 )
+from moldau.controller.feature_control import set_highest_levels
+from moldau.controller.features import METADATA_VERSION
 from moldau.controller.heartbeat_manager import BrokerHeartbeatManager, remaining_session_ms
 from moldau.controller.log_end_query import LogEndQuery
 from moldau.controller.offline_replicas import remove_offline_replicas
@@ -111,7 +107,7 @@ class BackgroundTasks:
         )
         self._next_balance_ms = now_ms + static.leader_imbalance_check_interval_seconds * 1000
         # Queue the feature levels ahead of all requests, so that registrations are checked against the levels.
-        self._feature_update = None if METADATA_VERSION in image.features else runtime.schedule(_update_features)
+        self._feature_update = None if METADATA_VERSION in image.features else runtime.schedule(set_highest_levels)
         if probe is not None:
             self._suspected_brokers = dict.fromkeys(self._brokers_to_probe(image))
         self._start_task("take over", partial(self._initialize_term, image))
@@ -207,7 +203,7 @@ class BackgroundTasks:
                 raise
             except MoldauError as error:
                 log.error("the controller could not append its decision, will retry", reason=str(error))
-                await self._submit_with_retry(_update_features)
+                await self._submit_with_retry(set_highest_levels)
         for broker_id in self._brokers_to_probe(image):
             self.on_connection_closed(broker_id, image.brokers[broker_id].epoch)
         for broker_id in sorted(image.brokers):
@@ -404,7 +400,3 @@ class BackgroundTasks:
                 self._tasks.pop(name, None)
 
         self._tasks[name] = asyncio.get_running_loop().create_task(run())
-
-
-def _update_features(state: ControllerState) -> CoordinatorResult[Record, None]:
-    return update_features(state, {name: high for name, (_, high) in SUPPORTED_FEATURES.items()})

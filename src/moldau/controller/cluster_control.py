@@ -1,19 +1,19 @@
-"""Decisions on brokers (Kafka's ClusterControlManager), producer ids and features.
+"""Decisions on brokers (Kafka's ClusterControlManager) and producer ids.
 
 The change of a broker and the changes of its partitions are one decision (records plus a response). If the decision
 would have too many records, it contains only the first of them. The response says so, and the caller submits the
 decision again. The cluster is consistent after each part.
 """
 
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from moldau.controller.elections import elect_leaderless_partitions, remove_broker_from_isrs
+from moldau.controller.features import SUPPORTED_FEATURES
 from moldau.controller.heartbeat_manager import BrokerHeartbeatManager
 from moldau.controller.partition_change_builder import RetainedData
 from moldau.controller.requests import BrokerHeartbeat, BrokerHeartbeatReply, BrokerRegistrationRequest
-from moldau.controller.state import RECORDS_PER_DECISION_MAX, ControllerState, check_batch_size
+from moldau.controller.state import RECORDS_PER_DECISION_MAX, ControllerState
 from moldau.coordinator import CoordinatorResult
 from moldau.errors import (
     BrokerIdNotRegisteredError,
@@ -29,19 +29,12 @@ from moldau.metadata.records import (
     BrokerEndpoint,
     BrokerFeature,
     BrokerRegistrationChangeRecord,
-    FeatureLevelRecord,
     PartitionChangeRecord,
     ProducerIdsRecord,
     Record,
     RegisterBrokerRecord,
     UnregisterBrokerRecord,
 )
-
-METADATA_VERSION = "metadata.version"
-
-SUPPORTED_FEATURES: Mapping[str, tuple[int, int]] = MappingProxyType({METADATA_VERSION: (30, 30)})
-"""The lowest and highest supported level of each feature. metadata.version 30 is Kafka's 4.3-IV0 and determines the
-record versions."""
 
 PRODUCER_ID_BLOCK_SIZE = 1000
 PRODUCER_ID_LIMIT = 2**63
@@ -341,7 +334,7 @@ def _limit_batch(records: list[Record]) -> list[Record]:
     return records[:RECORDS_PER_DECISION_MAX]
 
 
-# Producer ids and features
+# Producer ids
 
 
 def allocate_producer_ids(
@@ -355,21 +348,3 @@ def allocate_producer_ids(
         raise InvalidRequestError("All producer ids are allocated.")
     record = ProducerIdsRecord(broker_id=broker_id, broker_epoch=broker_epoch, next_producer_id=block.stop)
     return CoordinatorResult([record], block)
-
-
-def update_features(state: ControllerState, levels: Mapping[str, int]) -> CoordinatorResult[Record, None]:
-    """Sets the cluster's feature levels."""
-    for name, level in levels.items():
-        low, high = SUPPORTED_FEATURES.get(name, (0, 0))
-        if not low <= level <= high or level == 0:
-            raise InvalidRequestError(f"Feature {name} is not supported at level {level}.")
-    return CoordinatorResult(
-        check_batch_size(
-            [
-                FeatureLevelRecord(name=name, feature_level=level)
-                for name, level in levels.items()
-                if state.image.features.get(name) != level
-            ]
-        ),
-        None,
-    )

@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from moldau.controller.elections import recompute_elrs
+from moldau.controller.features import ELR_VERSION
 from moldau.controller.requests import ConfigChange, ConfigOperation, ConfigResult
 from moldau.controller.state import ControllerState, check_batch_size
 from moldau.controller.topic_names import validate_topic_name
@@ -13,7 +14,7 @@ from moldau.errors import InvalidConfigError, InvalidRequestError, MoldauError, 
 from moldau.metadata.image import BROKER_RESOURCE, TOPIC_RESOURCE, ConfigResource, MetadataImage
 from moldau.metadata.records import ConfigRecord, Record
 from moldau.settings.config_changes import append_to_list, subtract_from_list
-from moldau.settings.effective import EffectiveSettings
+from moldau.settings.effective import ALL_BROKERS, EffectiveSettings
 
 MIN_ISR_CONFIG = "min.insync.replicas"
 
@@ -40,6 +41,7 @@ def alter_configs(
                 state.settings.validate_topic_configs(config)
             else:
                 _validate_broker_configs(state.settings, config)
+                _check_min_isr(state.image, resource, requested, config)
         except MoldauError as error:
             results.append(ConfigResult(resource, error))
         else:
@@ -49,6 +51,28 @@ def alter_configs(
                 with_new_min_isr[resource] = config
     records += _elr_changes_for_min_isr(state, with_new_min_isr)
     return CoordinatorResult([] if validate_only else check_batch_size(records), results)
+
+
+def make_min_isr_cluster_wide(state: ControllerState) -> list[Record]:
+    """Returns the changes after which all brokers have the same default of min.insync.replicas.
+
+    Eligible leader replicas need this, because the controller decides with its own value whether a replica that leaves
+    the ISR has all committed records.
+    """
+    current = {resource: config for resource, config in state.image.configs.items() if resource.type == BROKER_RESOURCE}
+    changed: dict[ConfigResource, Mapping[str, str]] = {
+        resource: {name: value for name, value in config.items() if name != MIN_ISR_CONFIG}
+        for resource, config in sorted(current.items())
+        if resource != ALL_BROKERS and MIN_ISR_CONFIG in config
+    }
+    default = state.image.config(ALL_BROKERS)
+    if MIN_ISR_CONFIG not in default:
+        static = str(state.settings.static.topic_defaults.min_insync_replicas)
+        changed[ALL_BROKERS] = {**default, MIN_ISR_CONFIG: static}
+    records: list[Record] = []
+    for resource, config in changed.items():
+        records += _config_records(resource, state.image.config(resource), config)
+    return records + _elr_changes_for_min_isr(state, changed)
 
 
 def _elr_changes_for_min_isr(
@@ -84,6 +108,19 @@ def _validate_broker_configs(settings: EffectiveSettings, config: Mapping[str, s
     except InvalidConfigError as error:
         # Unlike for topics, Kafka's error is INVALID_REQUEST.
         raise InvalidRequestError(str(error)) from None
+
+
+def _check_min_isr(
+    image: MetadataImage, resource: ConfigResource, changes: Sequence[ConfigChange], config: Mapping[str, str]
+) -> None:
+    """Raises InvalidConfigError if brokers could have different defaults of min.insync.replicas."""
+    if ELR_VERSION not in image.features:
+        return
+    if resource == ALL_BROKERS:
+        if MIN_ISR_CONFIG not in config:
+            raise InvalidConfigError("Cluster-level min.insync.replicas cannot be removed while ELR is enabled.")
+    elif any(change.name == MIN_ISR_CONFIG for change in changes):
+        raise InvalidConfigError("Broker-level min.insync.replicas cannot be altered while ELR is enabled.")
 
 
 def _broker_id(name: str) -> int:

@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
-from moldau.controller.cluster_control import SUPPORTED_FEATURES
+from moldau.controller.features import SUPPORTED_FEATURES
 from moldau.controller.requests import (
     BrokerHeartbeat,
     BrokerHeartbeatReply,

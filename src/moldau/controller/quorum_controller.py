@@ -24,6 +24,7 @@ from moldau.controller.cluster_control import (
 )
 from moldau.controller.configuration_control import alter_configs
 from moldau.controller.elections import elect_leaders, unclean_election_candidates
+from moldau.controller.feature_control import update_features
 from moldau.controller.ids import Randomness
 from moldau.controller.log_end_query import LogEndQuery
 from moldau.controller.reassignment import alter_partition_reassignments, list_partition_reassignments
@@ -36,6 +37,7 @@ from moldau.controller.requests import (
     ConfigResult,
     CreateTopicResult,
     ElectionType,
+    FeatureUpdate,
     IsrChange,
     IsrChangeResult,
     NewTopic,
@@ -163,7 +165,7 @@ class QuorumController:
             await tasks.wait_stopped()
         await self._runtime.close(NotControllerError("the controller is shutting down"))
 
-    # Topics and configs
+    # Topics, configs and features
 
     async def create_topics(
         self, topics: Sequence[NewTopic], *, validate_only: bool = False
@@ -214,6 +216,9 @@ class QuorumController:
         return await self._submit_and_publish(
             lambda state: alter_configs(state, changes, incremental=incremental, validate_only=validate_only)
         )
+
+    async def update_features(self, updates: Sequence[FeatureUpdate], *, validate_only: bool = False) -> None:
+        await self._submit_and_publish(lambda state: update_features(state, updates, validate_only=validate_only))
 
     # Brokers
 

@@ -75,6 +75,21 @@ class ConfigResult(NamedTuple):
     error: MoldauError | None = None
 
 
+class UpgradeType(IntEnum):
+    """The upgrade types of UpdateFeatures, with their protocol values."""
+
+    UPGRADE = 1
+    SAFE_DOWNGRADE = 2
+    UNSAFE_DOWNGRADE = 3
+
+
+class FeatureUpdate(NamedTuple):
+    name: str
+    level: int
+    upgrade_type: int = UpgradeType.UPGRADE
+    """The upgrade type in the request, which may be undefined."""
+
+
 # Requests of brokers
 
 

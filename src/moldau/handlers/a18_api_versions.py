@@ -7,7 +7,7 @@ Since 4, the minimum version of a feature can be 0. Inter-broker APIs are listed
 
 import re
 
-from moldau.controller.cluster_control import SUPPORTED_FEATURES
+from moldau.controller.features import SUPPORTED_FEATURES
 from moldau.error_codes import ErrorCode
 from moldau.server.api import REGISTRY, Broker, RequestContext, handles
 from moldau.wire.messages import ApiVersionsRequest, ApiVersionsResponse

@@ -28,6 +28,12 @@ class BrokerRegistration:
     rack: str | None
     fenced: bool
     in_controlled_shutdown: bool = False
+    features: tuple[tuple[str, int, int], ...] = ()
+    """The lowest and highest supported level of each feature."""
+
+    def supported_levels(self, feature: str) -> tuple[int, int]:
+        """Returns the lowest and highest supported level; zeros if the broker does not support the feature."""
+        return next(((low, high) for name, low, high in self.features if name == feature), (0, 0))
 
     @property
     def is_active(self) -> bool:

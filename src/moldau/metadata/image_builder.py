@@ -299,6 +299,7 @@ class _ImageBuilder:
             record.rack,
             record.fenced,
             record.in_controlled_shutdown,
+            tuple((each.name, each.min_supported_version, each.max_supported_version) for each in record.features),
         )
 
     def _registered_broker(self, record: UnregisterBrokerRecord | BrokerRegistrationChangeRecord) -> BrokerRegistration:

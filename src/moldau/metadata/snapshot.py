@@ -9,6 +9,7 @@ from moldau.metadata.records import (
     RECOVERED,
     RECOVERING,
     BrokerEndpoint,
+    BrokerFeature,
     ConfigRecord,
     FeatureLevelRecord,
     PartitionRecord,
@@ -59,6 +60,10 @@ def _broker_record(broker: BrokerRegistration) -> RegisterBrokerRecord:
                 security_protocol=endpoint.security_protocol,
             )
             for endpoint in broker.endpoints
+        ),
+        features=tuple(
+            BrokerFeature(name=name, min_supported_version=low, max_supported_version=high)
+            for name, low, high in broker.features
         ),
         rack=broker.rack,
         fenced=broker.fenced,

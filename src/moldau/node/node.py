@@ -42,7 +42,7 @@ from moldau.server.dispatcher import Dispatcher
 from moldau.server.fetch_session import FetchSessionCache
 from moldau.server.forwarding import execute_forwarded
 from moldau.settings.broker import BrokerSettings
-from moldau.settings.effective import EffectiveSettings
+from moldau.settings.effective import ALL_BROKERS, EffectiveSettings
 from moldau.settings.listeners import ListenerEndpoint as Address
 from moldau.settings.listeners import advertised_endpoints
 from moldau.transactions.producer_id_manager import ProducerIdManager
@@ -134,6 +134,7 @@ class Node:
             cluster=meta.cluster_id,
             partitions=len(self._partitions),
         )
+        self._warn_of_overridden_min_isr()
 
     def _warn_of_unusable_batch_size(self) -> None:
         settings = self._broker_settings
@@ -143,6 +144,17 @@ class Node:
                 "message.max.bytes is greater than socket.request.max.bytes: larger requests close their connection",
                 message_max_bytes=message_bytes_max,
                 socket_request_max_bytes=settings.socket_request_max_bytes,
+            )
+
+    def _warn_of_overridden_min_isr(self) -> None:
+        name, static = "min.insync.replicas", self._broker_settings
+        stored = self._metadata.image.config(ALL_BROKERS).get(name)
+        if name in static.explicitly_set and stored not in (None, str(static.topic_defaults.min_insync_replicas)):
+            log.warning(
+                "min.insync.replicas is stored in the metadata and overrides the setting of this node; alter the "
+                "config of all brokers to change it",
+                stored=stored,
+                setting=static.topic_defaults.min_insync_replicas,
             )
 
     async def _register(self) -> None:

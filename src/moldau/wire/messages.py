@@ -54,6 +54,8 @@ ABSENT_FIELDS = {
     "describe_configs.DescribeConfigsRequest": {"include_documentation": False},
     "elect_leaders.ElectLeadersRequest": {"election_type": None},
     "alter_partition_reassignments.AlterPartitionReassignmentsRequest": {"allow_replication_factor_change": True},
+    "update_features.UpdateFeaturesRequest": {"validate_only": False},
+    "update_features.FeatureUpdateKey": {"allow_downgrade": None, "upgrade_type": 1},
     "describe_cluster.DescribeClusterRequest": {"endpoint_type": 1, "include_fenced_brokers": None},
     "broker_heartbeat.BrokerHeartbeatRequest": {"offline_log_dirs": []},
     "consumer_group_heartbeat.ConsumerGroupHeartbeatRequest": {"subscribed_topic_regex": None},

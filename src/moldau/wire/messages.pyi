@@ -1175,6 +1175,28 @@ class AlterPartitionResponsePartitionData(TypedDict):
     leader_recovery_state: NotRequired[int]
     partition_epoch: int
 
+class UpdateFeaturesRequest:
+    timeout: int
+    feature_updates: list[UpdateFeaturesRequestFeatureUpdateKey]
+    validate_only: bool  # 1+
+
+class UpdateFeaturesRequestFeatureUpdateKey:
+    feature: str
+    max_version_level: int
+    allow_downgrade: bool | None  # 0
+    upgrade_type: int  # 1+
+
+class UpdateFeaturesResponse(TypedDict):
+    throttle_time: NotRequired[int]
+    error_code: NotRequired[int]
+    error_message: NotRequired[str | None]
+    results: NotRequired[Sequence[UpdateFeaturesResponseUpdatableFeatureResult] | None]  # 0-1
+
+class UpdateFeaturesResponseUpdatableFeatureResult(TypedDict):
+    feature: str
+    error_code: NotRequired[int]
+    error_message: NotRequired[str | None]
+
 class EnvelopeRequest:
     request_data: memoryview
     request_principal: memoryview | None

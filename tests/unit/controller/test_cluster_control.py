@@ -1,4 +1,4 @@
-"""Decisions on brokers, producer ids and features."""
+"""Decisions on brokers and producer ids."""
 
 from dataclasses import replace
 from uuid import UUID
@@ -11,15 +11,15 @@ from moldau.controller.cluster_control import (
     process_broker_heartbeat,
     register_broker,
     unregister_broker,
-    update_features,
 )
+from moldau.controller.feature_control import set_highest_levels
+from moldau.controller.features import SUPPORTED_FEATURES
 from moldau.controller.requests import BrokerHeartbeat, BrokerRegistrationRequest, NewTopic
 from moldau.errors import (
     BrokerIdNotRegisteredError,
     DuplicateBrokerRegistrationError,
     InconsistentClusterIdError,
     InvalidRegistrationError,
-    InvalidRequestError,
     StaleBrokerEpochError,
     UnsupportedVersionError,
 )
@@ -121,7 +121,7 @@ def test_a_broker_with_a_valid_session_is_not_replaced_by_another_process() -> N
 def test_invalid_registrations_are_rejected_with_advice() -> None:
     cluster = Cluster()
     cluster.state.image = replace(cluster.state.image, cluster_id="ours")
-    cluster._do(update_features(cluster.state, {"metadata.version": 30}))
+    cluster._do(set_highest_levels(cluster.state))
     good = BrokerRegistrationRequest(2, UUID(int=9), [Endpoint("P", "h", 9)], cluster_id="ours")
     for changes, error, advice in (
         ({"cluster_id": "theirs"}, InconsistentClusterIdError, "empty data.dir"),
@@ -130,7 +130,8 @@ def test_invalid_registrations_are_rejected_with_advice() -> None:
         ({"endpoints": [Endpoint("P", "h", 0)]}, InvalidRegistrationError, "connected to: 'h:0'"),
         ({"endpoints": [Endpoint("P", "h", 65536)]}, InvalidRegistrationError, "connected to: 'h:65536'"),
         ({"broker_id": -1}, InvalidRegistrationError, "negative"),
-        ({"features": {"metadata.version": (1, 29)}}, UnsupportedVersionError, "version of Moldau"),
+        ({"features": {**SUPPORTED_FEATURES, "metadata.version": (1, 29)}}, UnsupportedVersionError, "of Moldau"),
+        ({"features": {"metadata.version": (30, 30)}}, UnsupportedVersionError, "eligible.leader.replicas.version"),
         ({"features": {}}, UnsupportedVersionError, "version of Moldau"),
     ):
         broker = good._replace(**changes)
@@ -155,13 +156,3 @@ def test_producer_id_blocks_do_not_overlap() -> None:
     epoch = cluster.state.image.brokers[1].epoch
     blocks = [cluster._do(allocate_producer_ids(cluster.state, 1, epoch)) for _ in range(3)]
     assert blocks == [range(1000), range(1000, 2000), range(2000, 3000)]
-
-
-def test_features_are_finalized_only_at_supported_levels() -> None:
-    cluster = Cluster()
-    cluster._do(update_features(cluster.state, {"metadata.version": 30}))
-    assert cluster.state.image.features == {"metadata.version": 30}
-    assert update_features(cluster.state, {"metadata.version": 30}).records == []
-    for name, level in (("metadata.version", 31), ("metadata.version", 0), ("no.such", 1), ("no.such", 0)):
-        with pytest.raises(InvalidRequestError):
-            update_features(cluster.state, {name: level})

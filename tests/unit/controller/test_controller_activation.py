@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from moldau.controller import elections
+from moldau.controller import elections, feature_control
+from moldau.controller.features import METADATA_VERSION
 from moldau.controller.requests import CreateTopicResult, NewTopic
 from moldau.metadata.image import NO_LEADER, MetadataDelta, MetadataImage, PartitionRegistration
 from moldau.settings.topic import TopicSettings
@@ -87,9 +88,10 @@ def test_a_controller_deactivates_though_its_node_lags_behind() -> None:
 
 
 def test_a_new_controller_recomputes_elrs_with_its_own_min_isr(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings change node by node: the node that lowered min.insync.replicas first led a partition under a
-    controller that had not."""
+    """In a cluster of an earlier version, settings change node by node: the node that lowered min.insync.replicas
+    first led a partition under a controller that had not."""
     monkeypatch.setattr(elections, "RECORDS_PER_DECISION_MAX", 2)
+    monkeypatch.setattr(feature_control, "SUPPORTED_FEATURES", {METADATA_VERSION: (30, 30)})
 
     async def restart(cluster: ControllerCluster, node_id: int) -> None:
         previous = cluster.nodes[node_id].lifecycle.broker_epoch

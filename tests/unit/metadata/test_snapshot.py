@@ -48,6 +48,7 @@ brokers = st.lists(
         st.none() | texts,
         st.booleans(),
         st.booleans(),
+        st.lists(st.tuples(names, st.integers(0, 5), st.integers(0, 32_767)), max_size=3).map(tuple),
     ),
     max_size=4,
 ).map(lambda found: {each.broker_id: each for each in found})
