@@ -16,7 +16,7 @@ from support.wire import WireClient
 CLUSTER_ID = "c3lzdGVtLXVuZGVyLXRlc3Q"[:22]
 RECOVERY_TIMEOUT_S = 60.0
 POLL_INTERVAL_S = 0.05
-DESCRIBE_QUORUM = 55
+DESCRIBE_QUORUM, DESCRIBE_CLUSTER = 55, 60
 
 
 def as_environment(settings: Mapping[str, str]) -> dict[str, str]:
@@ -92,10 +92,19 @@ class BrokerProcessCluster:
     def quorum(self) -> tuple[int, int]:
         """Returns leader and epoch of the metadata quorum. The leader is the active controller."""
         tree = {"topics": [{"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}]}
+        found = self._request(DESCRIBE_QUORUM, 0, tree)["topics"][0]["partitions"][0]
+        return found["leader_id"], found["leader_epoch"]
+
+    def fenced_brokers(self) -> list[int]:
+        tree = {"include_fenced_brokers": True, "endpoint_type": 1}
+        brokers = self._request(DESCRIBE_CLUSTER, 2, tree)["brokers"]
+        return [each["broker_id"] for each in brokers if each["is_fenced"]]
+
+    def _request(self, api_key: int, version: int, tree: dict[str, Any]) -> dict[str, Any]:
+        """Sends a request to the first node that is running."""
         running = next(node for node in self.nodes.values() if node.process is not None)
         with WireClient(running.bootstrap) as wire:
-            found = wire.request(DESCRIBE_QUORUM, 0, tree)["topics"][0]["partitions"][0]
-        return found["leader_id"], found["leader_epoch"]
+            return wire.request(api_key, version, tree)
 
     def leader_of(self, topic: str, partition: int = 0) -> int:
         found: int = self.metadata().topics[topic].partitions[partition].leader
