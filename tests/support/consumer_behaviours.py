@@ -12,6 +12,7 @@ from confluent_kafka.admin import NewPartitions, NewTopic
 from moldau.client.consumer.consumer import Consumer
 from moldau.client.consumer.subscription_state import OffsetAndMetadata
 from moldau.client.errors import CommitFailedError, ErrorCode, IllegalStateError, KafkaError, NoOffsetForPartitionError
+from moldau.client.net.cluster import Cluster
 from moldau.client.record import ConsumerRecord, TopicPartition, decode_records
 from support.topics import QUIET, Topics, unique
 
@@ -122,6 +123,19 @@ def shared(members: list[RunningConsumer], topic: str, partitions: int) -> Calla
         return sorted(each for one in held for each in one) == everything and max(sizes) - min(sizes) <= 1
 
     return holds
+
+
+async def members_of_a_group_may_share_a_cluster(fixture: ConsumerFixture) -> None:
+    topic, group_id = fixture.topics.create(2), unique("group")
+
+    def member(cluster: Cluster) -> RunningConsumer:
+        return RunningConsumer(Consumer(cluster=cluster, group_id=group_id, heartbeat_interval_ms=100), topic)
+
+    async with Cluster(fixture.bootstrap) as cluster, member(cluster) as first_member:
+        await first_member.until(shared([first_member], topic, 2))
+        async with member(cluster) as second_member:
+            await second_member.until(shared([first_member, second_member], topic, 2))
+        await first_member.until(shared([first_member], topic, 2))
 
 
 async def an_assigned_consumer_reads_its_partitions(fixture: ConsumerFixture) -> None:
@@ -607,6 +621,7 @@ CONSUMER_BEHAVIOURS: dict[str, Callable[[ConsumerFixture], Awaitable[None]]] = {
     **{
         behaviour.__name__.replace("_", " "): behaviour
         for behaviour in (
+            members_of_a_group_may_share_a_cluster,
             an_assigned_consumer_reads_its_partitions,
             a_consumer_seeks_and_pauses,
             an_offset_out_of_range_follows_the_reset_policy,

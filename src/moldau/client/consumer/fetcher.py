@@ -69,13 +69,13 @@ class Fetcher:
         buffered_bytes_max: int = 64 * 1024 * 1024,
         isolation_level: int = READ_UNCOMMITTED,
         news: asyncio.Event | None = None,
-        lane: str = LANE,
+        lane: str | None = None,
     ) -> None:
         """`cluster` must be started. The fetcher does not close it.
 
         `max_bytes` limits one response, but a response has at least one batch of any size. The fetcher sets `news`
-        when there are batches to take. Fetchers that share a cluster need different lanes (connections), because
-        otherwise they wait for each other.
+        when there are batches to take. Fetchers with the same `lane` share connections and wait for each other. By
+        default a fetcher has its own connections.
         """
         self._cluster = cluster
         self._min_bytes = min_bytes
@@ -84,7 +84,8 @@ class Fetcher:
         self._partition_max_bytes = partition_max_bytes
         self._buffered_bytes_max = buffered_bytes_max
         self._isolation_level = isolation_level
-        self._lane = lane
+        self._owns_lane = lane is None
+        self._lane = cluster.new_lane(LANE) if lane is None else lane
         self._backoff = cluster.backoff()
         self._partitions: dict[TopicPartition, FetchPosition] = {}
         """The partitions, in the order of each request. A partition that returned batches moves to the end."""
@@ -186,6 +187,8 @@ class Fetcher:
         if self._timer is not None:
             self._timer.cancel()
         await cancel_and_wait(*(fetch.task for fetch in self._in_flight.values()))
+        if self._owns_lane:
+            self._cluster.close_lane(self._lane)
         for partition in self._partitions:
             self._cluster.untrack([partition.topic])
         self._partitions.clear()

@@ -1,7 +1,8 @@
 """Driver of the group membership: performs the effects that `membership_manager.py` returns, such as group requests.
 
 Effects for the user, such as assignments and revocations, are queued until the next poll. JoinGroup waits at the
-coordinator for other members. So JoinGroup, SyncGroup and Heartbeat use a separate connection (a lane).
+coordinator for other members. So the JoinGroup, SyncGroup and Heartbeat requests of a member use a separate connection
+(a lane).
 """
 
 import asyncio
@@ -35,6 +36,7 @@ class MembershipDriver:
         self.pending_effects: deque[Effect] = deque()
         """The effects that the user's next poll performs, in order."""
         self._cluster = cluster
+        self._lane = cluster.new_lane(LANE)
         self._config = config
         self._wakeup = wakeup
         self._requests: Mapping[type[Effect], Callable[[Any], Coroutine[Any, Any, None]]] = {
@@ -76,6 +78,7 @@ class MembershipDriver:
         self._schedule_heartbeat()
         self._track_topics(())
         await cancel_and_wait(*self._tasks)
+        self._cluster.close_lane(self._lane)
 
     # Effects
 
@@ -133,7 +136,7 @@ class MembershipDriver:
         }
         try:
             response = await self._cluster.call(
-                join.coordinator, ApiKey.JOIN_GROUP, tree, timeout_ms=join.timeout_ms, lane=LANE
+                join.coordinator, ApiKey.JOIN_GROUP, tree, timeout_ms=join.timeout_ms, lane=self._lane
             )
         except KafkaError as error:
             self._handle_event(events.JoinResponse(join.attempt, error.code, message=error.message))
@@ -172,7 +175,7 @@ class MembershipDriver:
             ],
         }
         try:
-            response = await self._cluster.call(sync.coordinator, ApiKey.SYNC_GROUP, tree, lane=LANE)
+            response = await self._cluster.call(sync.coordinator, ApiKey.SYNC_GROUP, tree, lane=self._lane)
             code = to_error_code(response.error_code)
             event = events.SyncResponse(sync.attempt, code, bytes(response.assignment))
         except KafkaError as error:
@@ -184,7 +187,7 @@ class MembershipDriver:
         timeout_ms = self._config.session_timeout_ms
         try:
             response = await self._cluster.call(
-                effect.coordinator, ApiKey.HEARTBEAT, tree, timeout_ms=timeout_ms, lane=LANE
+                effect.coordinator, ApiKey.HEARTBEAT, tree, timeout_ms=timeout_ms, lane=self._lane
             )
             code = to_error_code(response.error_code)
         except KafkaError as error:

@@ -108,6 +108,7 @@ class Cluster:
         self._track_all_count = 0
         self._update_listeners: list[Callable[[], None]] = []
         self._coordinators: dict[tuple[int, str], int] = {}
+        self._lane_count = 0
         self._refresh_in_flight: _InFlightRefresh | None = None
         self._update_requested = asyncio.Event()
         self._refresh_task: asyncio.Task[None] | None = None
@@ -197,6 +198,18 @@ class Cluster:
         except KafkaError:
             self.refresh_soon()
             raise
+
+    def new_lane(self, name: str) -> str:
+        """Returns a lane for one user of the cluster, who calls `close_lane` at the end.
+
+        Users whose requests wait long at the broker need different lanes, because otherwise they wait for each other.
+        """
+        self._lane_count += 1
+        return f"{name}-{self._lane_count}"
+
+    def close_lane(self, lane: str) -> None:
+        """Closes the connections of a lane. Requests in flight fail."""
+        self._connections.close_lane(lane)
 
     def note_failure(self, connection: Connection) -> None:
         """Refreshes the metadata after a lost connection and prefers other brokers for a while."""

@@ -124,6 +124,10 @@ class BrokerConnections:
         addresses = self._addresses()
         self._pool.remove(lambda key: key[0] in addresses, when_idle=False)
 
+    def close_lane(self, lane: str) -> None:
+        for address in self._addresses():
+            self._pool.disconnect((address, lane))
+
     async def close(self) -> None:
         await self._pool.close()
 

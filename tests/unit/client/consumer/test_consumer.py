@@ -54,7 +54,8 @@ def test_the_group_s_traffic_does_not_stand_behind_anything_else() -> None:
             await consumer.commit()
 
     run(scenario)
-    assert {api for api, lane in cluster.lanes.items() if lane == "group"} == {
+    group_lane = cluster.lanes[ApiKey.JOIN_GROUP]
+    assert {api for api, lane in cluster.lanes.items() if lane == group_lane} == {
         ApiKey.JOIN_GROUP,
         ApiKey.SYNC_GROUP,
         ApiKey.HEARTBEAT,
