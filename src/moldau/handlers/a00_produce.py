@@ -4,6 +4,9 @@
 - acks 1: responds after the append.
 - acks -1 (all): responds when the high watermark has passed the records. Then every in-sync replica has flushed them.
 
+The API is pipelined: when the records of a request are in the log, the next Produce request of its connection starts.
+So requests append in the order of arrival, and many requests can share one fsync.
+
 Versions 0-2 are advertised but not served. They are advertised because old releases of librdkafka compress only if the
 broker advertises these versions. 7 added zstd, 8 errors of single records, 9 the flexible encoding, 10 the current
 leader and its address, 13 topic ids instead of names.
@@ -91,18 +94,22 @@ class _TopicResult(NamedTuple):
     partitions: list[_PartitionResult]
 
 
-@handles(versions=(3, 13), advertised_min_version=0)
+@handles(versions=(3, 13), advertised_min_version=0, pipelined=True)
 async def produce(request: ProduceRequest, session: RequestContext, broker: Broker) -> ProduceResponse | None:
     acks, timeout_ms = request.acks, request.timeout
     topics, appended = await _append(request, session, broker)
+    if acks == ACKS_NONE:
+        # Close the connection before the release of the frame, because the release lets the next request start.
+        _close_on_error(topics)
     # Release the frame before waiting for followers, because their fetch requests need memory from the same pool.
     del request
     session.release()
-    if acks == ACKS_NONE:
-        _close_on_error(topics)
-        return None
     if acks == ACKS_ALL and appended:
         await _wait_until_committed(appended, timeout_ms)
+    else:
+        _note_unflushed(appended, session)
+    if acks == ACKS_NONE:
+        return None
     _check_leases(appended)
     return _response(topics, session, broker)
 
@@ -114,35 +121,40 @@ async def _append(
     topics: list[_TopicResult] = []
     succeeded: list[_PartitionResult] = []
     record_errors_left = RECORD_ERRORS_MAX
-    # Requests of one connection append one after the other, because a producer relies on the order of its batches.
-    async with session.connection.append_lock:
-        duplicates = _duplicate_partitions(request.topic_data)
-        for topic in request.topic_data:
-            name, topic_id = topic.name, topic.topic_id
-            results: list[_PartitionResult] = []
-            topics.append(_TopicResult(name, topic_id, results))
-            for data in topic.partition_data:
-                result = _PartitionResult(data.index)
-                results.append(result)
-                try:
-                    if duplicates and (name or topic_id, data.index) in duplicates:
-                        raise InvalidRequestError("the request has the partition more than once")
-                    partition = _find_writable_partition(broker, session, name, topic_id, data.index)
-                    if request.acks not in (-1, 0, 1):
-                        raise InvalidRequiredAcksError(f"acks must be -1, 0 or 1, not {request.acks}")
-                    batch = parse_batch(data.records or b"")
-                    result.log_start_offset = partition.log.start_offset
-                    batch, append_time = await _validate_batch(
-                        broker, partition, request, batch, session.api_version, record_errors_left
-                    )
-                    appended = await partition.append([batch], append_time, acks_all=request.acks == ACKS_ALL)
-                except MoldauError as error:
-                    result.fail(error)
-                    record_errors_left -= len(result.record_errors)
-                else:
-                    result.partition, result.appended = partition, appended
-                    succeeded.append(result)
+    duplicates = _duplicate_partitions(request.topic_data)
+    for topic in request.topic_data:
+        name, topic_id = topic.name, topic.topic_id
+        results: list[_PartitionResult] = []
+        topics.append(_TopicResult(name, topic_id, results))
+        for data in topic.partition_data:
+            result = _PartitionResult(data.index)
+            results.append(result)
+            try:
+                if duplicates and (name or topic_id, data.index) in duplicates:
+                    raise InvalidRequestError("the request has the partition more than once")
+                partition = _find_writable_partition(broker, session, name, topic_id, data.index)
+                if request.acks not in (-1, 0, 1):
+                    raise InvalidRequiredAcksError(f"acks must be -1, 0 or 1, not {request.acks}")
+                batch = parse_batch(data.records or b"")
+                result.log_start_offset = partition.log.start_offset
+                batch, append_time = await _validate_batch(
+                    broker, partition, request, batch, session.api_version, record_errors_left
+                )
+                appended = await partition.append([batch], append_time, acks_all=request.acks == ACKS_ALL)
+            except MoldauError as error:
+                result.fail(error)
+                record_errors_left -= len(result.record_errors)
+            else:
+                result.partition, result.appended = partition, appended
+                succeeded.append(result)
     return topics, succeeded
+
+
+def _note_unflushed(appended: Sequence[_PartitionResult], session: RequestContext) -> None:
+    """Makes the next request of the connection that is not a Produce wait until these records are flushed."""
+    for result in appended:
+        assert result.partition is not None
+        session.connection.unflushed[result.partition.name] = None
 
 
 def _duplicate_partitions(topics: list[ProduceRequestTopicData]) -> set[tuple[str | UUID | None, int]]:

@@ -3,6 +3,9 @@
 The request in the envelope is never forwarded again. If this node is not the active controller, the response is
 NOT_CONTROLLER and the request has no effect. The response has a tagged field that Kafka does not have: the metadata
 offset of the controller. The forwarding node responds to the client when it has applied this offset.
+
+Envelopes are pipelined: two envelopes in flight contain requests of different client connections, because a client's
+connection has at most one forwarded request in flight. So they have no order.
 """
 
 import asyncio
@@ -13,7 +16,7 @@ from moldau.wire.kio import ErrorCode
 from moldau.wire.messages import EnvelopeRequest, EnvelopeResponse
 
 
-@handles(versions=(0, 0), error_response=top_level_error, inter_broker=True)
+@handles(versions=(0, 0), error_response=top_level_error, inter_broker=True, pipelined=True)
 async def envelope(request: EnvelopeRequest, session: RequestContext, broker: Broker) -> EnvelopeResponse:
     if not broker.quorum.is_leader:
         return {"error_code": ErrorCode.not_controller}

@@ -1,13 +1,16 @@
-"""One client connection. It starts requests in the order of arrival and sends the responses in the same order.
+"""One client connection. It executes requests in the order of arrival and sends the responses in the same order.
 
     bytes → frames → pending frames → requests in flight (one response slot each) → responses → response sender
+
+A request starts when all earlier requests have completed, as in Kafka. Only requests of a pipelined API (Produce) also
+start while earlier requests of the same API wait for their acknowledgement. No client can observe the difference.
 
 Every stage is bounded. A full stage stops the stage before it, so in the end the connection stops reading.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, cast
 
 from moldau.concurrency.eager import start_eagerly
@@ -21,7 +24,7 @@ from moldau.observe.logging import get_logger
 log = get_logger(__name__)
 
 REQUESTS_IN_FLIGHT_MAX = 512
-"""The maximum number of requests of one connection that are processed at the same time."""
+"""The maximum number of requests of one connection that have started and whose responses are not sent."""
 REQUESTS_PER_ITERATION_MAX = 16
 """The maximum number of requests that one connection starts in one iteration of the event loop."""
 UNSENT_BYTES_MAX = 1024 * 1024
@@ -32,7 +35,8 @@ STALL_TIMEOUT_S = 30.0
 Release = Callable[[], None]
 RequestProcessor = Callable[[memoryview, Release], Coroutine[Any, Any, Sequence[Part] | None]]
 """Processes a request frame and returns the parts of the response frame, or None if there is no response (acks=0).
-The processor may call `Release` before it returns, as soon as it no longer needs the bytes of the request frame."""
+The processor may call `Release` before it returns, as soon as it no longer needs the bytes of the request frame. If the
+API is pipelined, the next request of this API may start from then on."""
 
 
 class CloseConnectionError(Exception):
@@ -42,11 +46,12 @@ class CloseConnectionError(Exception):
 class _ResponseSlot:
     """The place of one request in the order of responses."""
 
-    __slots__ = ("close_reason", "is_ready", "parts", "reserved_bytes", "unsent_bytes")
+    __slots__ = ("close_reason", "is_ready", "is_released", "parts", "reserved_bytes", "unsent_bytes")
 
     def __init__(self, reserved_bytes: int) -> None:
         self.reserved_bytes = reserved_bytes
-        """Bytes that the frame of the request has reserved in the memory pool."""
+        """Bytes that the frame of the request reserves in the memory pool until it is released."""
+        self.is_released = False
         self.is_ready = False
         self.parts: Sequence[Part] | None = None
         self.unsent_bytes = 0
@@ -62,6 +67,7 @@ class Connection(asyncio.BufferedProtocol):
         frame_bytes_max: int,
         memory_pool: MemoryPool,
         partial_frames: PartialFrameLimiter,
+        pipelined_api_keys: Collection[int],
         on_opened: "Callable[[Connection], RequestProcessor | None]",
         on_closed: "Callable[[Connection], None]",
     ) -> None:
@@ -69,6 +75,7 @@ class Connection(asyncio.BufferedProtocol):
         self._buffers = buffers
         self._memory_pool = memory_pool
         self._partial_frames = partial_frames
+        self._pipelined_api_keys = pipelined_api_keys
         self._on_opened = on_opened
         self._on_closed = on_closed
         self._process_request: RequestProcessor | None = None
@@ -77,6 +84,13 @@ class Connection(asyncio.BufferedProtocol):
         self._pending_frames: deque[memoryview] = deque()
         """Frames whose requests have not started. All were completed by the same read, so their number is bounded."""
         self._in_flight: deque[_ResponseSlot] = deque()
+        """Requests that have started and whose responses are not sent yet."""
+        self._uncompleted = 0
+        """The number of requests in flight that have not completed. They all have the API key `_current_api_key`."""
+        self._unreleased = 0
+        """The number of requests in flight that still use their frame."""
+        self._current_api_key = -1
+        """The API key of the request that started last."""
         self._tasks: dict[_ResponseSlot, asyncio.Task[Any]] = {}
         """Strong references to the tasks, because the event loop only keeps weak references."""
         self._unsent_bytes = 0
@@ -180,27 +194,39 @@ class Connection(asyncio.BufferedProtocol):
     def _can_start_request(self) -> bool:
         assert self._response_sender is not None
         return (
-            len(self._in_flight) < REQUESTS_IN_FLIGHT_MAX
+            (not self._uncompleted or self._is_pipelined(self._pending_frames[0]))
+            and len(self._in_flight) < REQUESTS_IN_FLIGHT_MAX
             and self._unsent_bytes < UNSENT_BYTES_MAX
             and self._response_sender.is_empty
         )
+
+    def _is_pipelined(self, frame: memoryview) -> bool:
+        """Returns whether the request may start although earlier requests have not completed."""
+        api_key = _read_api_key(frame)
+        return not self._unreleased and api_key == self._current_api_key and api_key in self._pipelined_api_keys
 
     def _start_request(self, frame: memoryview) -> None:
         assert self._process_request is not None
         slot = _ResponseSlot(len(frame))
         self._in_flight.append(slot)
+        self._uncompleted += 1
+        self._unreleased += 1
+        self._current_api_key = _read_api_key(frame)
         buffer = frame.obj if len(frame) >= LARGE_FRAME_BYTES_MIN else None
 
         def release() -> None:
             nonlocal buffer
-            reserved_bytes, slot.reserved_bytes = slot.reserved_bytes, 0
-            if not reserved_bytes:
+            if slot.is_released:
                 return
-            self._release_memory(reserved_bytes)
+            slot.is_released = True
+            self._unreleased -= 1
+            self._release_memory(slot.reserved_bytes)
             # Drop the reference to the frame, because the request may wait for days after it has released the frame.
             released, buffer = buffer, None
             if isinstance(released, bytearray):
                 self._buffers.release(released)
+            if self._pending_frames and not self._is_advancing:
+                self._schedule_advance()
 
         def done(parts: Sequence[Part] | None, error: BaseException | None) -> None:
             self._tasks.pop(slot, None)
@@ -214,6 +240,7 @@ class Connection(asyncio.BufferedProtocol):
             self._tasks[slot] = task
 
     def _complete_request(self, slot: _ResponseSlot, parts: Sequence[Part] | None, error: BaseException | None) -> None:
+        self._uncompleted -= 1
         slot.is_ready = True
         slot.parts = parts
         if error is not None:
@@ -314,7 +341,8 @@ class Connection(asyncio.BufferedProtocol):
 
         An idle client sends no request, sends only a part of a request, or does not read its responses. A connection
         with a request in flight does not expire, because a JoinGroup may wait for days. It does expire if the client
-        has closed its sending side.
+        has closed its sending side, or has sent more requests, because they hold memory and stop the reading, so that
+        the end of the client is not noticed. Kafka expires connections with requests in flight, too.
         """
         if self._response_sender is None:
             return False
@@ -323,11 +351,8 @@ class Connection(asyncio.BufferedProtocol):
             self.last_active_s = now
         # A connection that holds memory for which other connections wait has a shorter idle timeout.
         blocks_others = self._reserved_bytes > 0 and self._memory_pool.is_exhausted
-        is_full = bool(self._pending_frames) and self._unsent_bytes >= UNSENT_BYTES_MAX
-        if not self._response_sender.is_empty or (is_full and blocks_others):
+        if not self._response_sender.is_empty or self._pending_frames:
             return self.last_active_s + (min(idle_s, STALL_TIMEOUT_S) if blocks_others else idle_s) < now
-        if self._pending_frames:
-            return False
         if self._in_flight and not self._is_draining:
             return False
         if not self._frames.is_between_frames and not self._is_paused:
@@ -360,3 +385,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _record_activity(self) -> None:
         self.last_active_s = asyncio.get_running_loop().time()
+
+
+def _read_api_key(frame: memoryview) -> int:
+    """Returns the API key, with which every request starts. If the frame is too short, the result has no meaning."""
+    return int.from_bytes(frame[:2], "big")

@@ -1,7 +1,7 @@
 """A listening socket and its connections, with quotas, idle timeouts and shutdown."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from moldau.network.buffer_pool import BufferPool
 from moldau.network.connection import STALL_TIMEOUT_S, Connection, RequestProcessor
@@ -21,6 +21,7 @@ class SocketServer:
         memory_pool: MemoryPool,
         partial_frames: PartialFrameLimiter,
         quotas: ConnectionQuotas,
+        pipelined_api_keys: Collection[int],
         on_opened: Callable[[Connection, str], RequestProcessor],
     ) -> None:
         """`on_opened` returns the request processor of a new connection on the named listener.
@@ -32,6 +33,7 @@ class SocketServer:
         self._quotas = quotas
         self._memory_pool = memory_pool
         self._partial_frames = partial_frames
+        self._pipelined_api_keys = pipelined_api_keys
         self._on_opened = on_opened
         self._shared_buffer = memoryview(bytearray(SHARED_BUFFER_SIZE))
         self._buffers = BufferPool()
@@ -60,6 +62,7 @@ class SocketServer:
             frame_bytes_max=self._settings().socket_request_max_bytes,
             memory_pool=self._memory_pool,
             partial_frames=self._partial_frames,
+            pipelined_api_keys=self._pipelined_api_keys,
             on_opened=self._connection_opened,
             on_closed=self._connection_closed,
         )

@@ -6,7 +6,7 @@ from moldau.peers.client import PeerClient
 from moldau.raft.messages import EpochEndOffset
 from moldau.wire.api_keys import ApiKey
 
-LANE = "controller"
+LANE = "log-end"
 DEBUGGING_REPLICA = -2
 """The replica id of a request to which any replica responds, not only the leader."""
 LATEST_EPOCH = 2**31 - 1

@@ -381,7 +381,13 @@ class Node:
         for address in self._broker_settings.listeners:
             is_inter_broker = address.name == self._broker_settings.inter_broker_listener
             limits = self._inter_broker_limits if is_inter_broker else self._limits
-            listener = SocketServer(address.name, lambda: self._settings.broker, *limits, self._on_connection_opened)
+            listener = SocketServer(
+                address.name,
+                lambda: self._settings.broker,
+                *limits,
+                REGISTRY.pipelined_api_keys(),
+                self._on_connection_opened,
+            )
             self._listeners.append(listener)
             self._exit_stack.push_async_callback(listener.close, 0)
             _, port = await listener.bind(address.host, address.port)

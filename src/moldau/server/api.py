@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from moldau.error_codes import error_code, error_message
 from moldau.errors import MoldauError
+from moldau.logs.store import LogName
 from moldau.partitions.delayed_operations import CallbackList
 from moldau.server.cpu_budget import CpuBudget
 from moldau.wire.api_keys import ApiKey
@@ -70,8 +71,8 @@ class ClientConnection:
     peer: str
     listener: str
     client_software: str = ""
-    append_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by a Produce request while it appends, so that requests append in the order of arrival."""
+    unflushed: dict[LogName, None] = field(default_factory=dict)
+    """The logs that Produce requests with acks 0 or 1 appended to. The next other request waits for their flush."""
     fetch_session_ids: list[int] = field(default_factory=list)
     """The fetch sessions that were created on this connection. They end with the connection."""
     close_callbacks: CallbackList = field(default_factory=CallbackList)
@@ -120,10 +121,17 @@ class ApiRegistration(NamedTuple):
     whole request failed, for example NotControllerError."""
     inter_broker: bool
     """Whether the API is only for nodes. Such an API is served and advertised only on the inter-broker listener."""
+    pipelined: bool
+    """Whether a request may start while earlier requests of the same API on its connection have not completed. It may
+    start once they all have called `release`. A request of any other API starts when all earlier requests of its
+    connection have completed."""
 
 
 class Registry(dict[ApiKey, ApiRegistration]):
     """Registrations by API key. The import of `moldau.handlers` fills the registry. Afterwards it does not change."""
+
+    def pipelined_api_keys(self) -> frozenset[ApiKey]:
+        return frozenset(api_key for api_key, api in self.items() if api.pipelined)
 
 
 REGISTRY = Registry()
@@ -141,6 +149,7 @@ def handles(
     error_response: ErrorResponse | None = None,
     forwarded: bool = False,
     inter_broker: bool = False,
+    pipelined: bool = False,
 ) -> Callable[[HandlerOf[RequestT, ResponseT]], HandlerOf[RequestT, ResponseT]]:
     """Registers a handler: `async def list_groups(request, session, broker) -> response` for ApiKey.LIST_GROUPS.
 
@@ -162,6 +171,7 @@ def handles(
             error_response or top_level_error,
             forwarded,
             inter_broker,
+            pipelined,
         )
         return handler
 

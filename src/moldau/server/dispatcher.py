@@ -1,10 +1,12 @@
 """The dispatcher, which decodes request frames, calls their handlers and encodes the responses."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple, cast
 
 from moldau.error_codes import ErrorCode
+from moldau.errors import MoldauError
 from moldau.network.connection import CloseConnectionError
 from moldau.network.response_sender import Part
 from moldau.observe.logging import get_logger
@@ -76,6 +78,8 @@ class Dispatcher:
         if not route.keeps_frame:
             del frame
             release()
+        if connection.unflushed and not api.pipelined:
+            await self._wait_until_flushed(connection)
         try:
             session = RequestContext(connection, header.version, header.client_id, release=release)
             handling: Awaitable[Mapping[str, object] | ForwardedResponse | None]
@@ -120,6 +124,19 @@ class Dispatcher:
             raise CloseConnectionError(f"the node could not join its cluster within {READY_TIMEOUT_S:.0f} s") from None
         finally:
             self._parked_bytes -= frame_bytes
+
+    async def _wait_until_flushed(self, connection: ClientConnection) -> None:
+        """Waits until the records that earlier requests with acks 0 or 1 appended are flushed.
+
+        Then the request finds them below the high watermark if the partition has no other replicas, as in Kafka, which
+        does not wait for a flush. An error of the flush is not an error of this request.
+        """
+        names, connection.unflushed = connection.unflushed, {}
+        for name in names:
+            partition = self._broker.replica_manager.get(*name)
+            if partition is not None:
+                with contextlib.suppress(MoldauError):
+                    await partition.wait_for_flush()
 
     def _find_route(self, header: RequestHeader) -> _Route | None:
         """Creates the route of an API version at its first request. Returns None for an unsupported version."""

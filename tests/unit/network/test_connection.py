@@ -1,6 +1,7 @@
 """Connections over TCP: framing, order of responses, stored bytes, limits and shutdown."""
 
 import asyncio
+import contextlib
 import os
 import random
 import socket
@@ -20,7 +21,10 @@ from moldau.network.socket_server import SocketServer
 from moldau.platform.os_disk import OsDisk
 from moldau.settings.sources import build_settings
 
+PIPELINED_API_KEY = 0
 Handler = Callable[[memoryview], Coroutine[Any, Any, Sequence[Any] | None]]
+
+ReleasingHandler = Callable[[memoryview, Callable[[], None]], Coroutine[Any, Any, Sequence[Any] | None]]
 
 
 def framed(payload: bytes) -> bytes:
@@ -70,7 +74,8 @@ def test_frames_own_their_memory() -> None:
 class Server:
     """A socket server on TCP whose request processor is the test's."""
 
-    def __init__(self, handler: Handler, **settings: str) -> None:
+    def __init__(self, handler: Handler | ReleasingHandler, *, releases: bool = False, **settings: str) -> None:
+        """With `releases` the handler also takes the function that releases the frame."""
         chosen = build_settings(flags={"listen": "127.0.0.1:0", "store": "memory", **settings})
         self.memory_pool = MemoryPool(chosen.queued_max_request_bytes)
         self.listener = SocketServer(
@@ -79,7 +84,8 @@ class Server:
             self.memory_pool,
             PartialFrameLimiter(chosen.queued_max_request_bytes),
             ConnectionQuotas(lambda: chosen),
-            lambda connection, name: lambda frame, release: handler(frame),
+            (PIPELINED_API_KEY,),
+            lambda connection, name: handler if releases else lambda frame, release: handler(frame),  # type: ignore
         )
         self.port = 0
 
@@ -122,17 +128,189 @@ Run = Callable[[Coroutine[Any, Any, None]], None]
 
 
 def test_responses_are_sent_in_the_order_of_requests(run: Run) -> None:
-    async def response(frame: memoryview) -> Sequence[Any]:
-        await asyncio.sleep(0.02 * (frame[0] % 3))
+    """Also if later requests of a pipelined API complete first."""
+    completed: list[int] = []
+
+    async def response(frame: memoryview, release: Callable[[], None]) -> Sequence[Any]:
+        release()
+        await asyncio.sleep(0.02 * (frame[2] % 3))
+        completed.append(frame[2])
         return [framed(bytes(frame))]
 
     async def main() -> None:
-        async with Server(response) as server:
+        async with Server(response, releases=True) as server:
             reader, writer = await server.connect()
-            sent = [bytes([number]) * 5 for number in (2, 0, 1, 2, 1, 0, 5, 3)]
+            sent = [pipelined(bytes([number])) for number in (2, 0, 1, 2, 1, 0, 5, 3)]
             writer.write(b"".join(map(framed, sent)))
             assert [await read_frame(reader) for _ in sent] == sent
+            assert completed[0] == 0
             writer.close()
+
+    run(main())
+
+
+# The order of requests
+
+
+class Requests:
+    """Requests that wait until the test releases their frames and completes them. Frames end with a name."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        self._releases: dict[str, Callable[[], None]] = {}
+        self._completions: dict[str, asyncio.Future[None]] = {}
+
+    async def __call__(self, frame: memoryview, release: Callable[[], None]) -> Sequence[Any]:
+        name = bytes(frame[2:]).decode()
+        self.started.append(name)
+        self._releases[name] = release
+        self._completions[name] = asyncio.get_running_loop().create_future()
+        await self._completions[name]
+        return [framed(name.encode())]
+
+    def release(self, name: str) -> None:
+        self._releases[name]()
+
+    def complete(self, name: str) -> None:
+        self._completions[name].set_result(None)
+
+    def fail(self, name: str) -> None:
+        self._completions[name].set_exception(CloseConnectionError("failed"))
+
+    async def are_started(self, *names: str) -> bool:
+        """Returns whether exactly these requests start."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(5):
+                while len(self.started) < len(names):
+                    await asyncio.sleep(0)
+        await asyncio.sleep(0.05)
+        return self.started == list(names)
+
+
+def pipelined(name: bytes) -> bytes:
+    return struct.pack(">h", PIPELINED_API_KEY) + name
+
+
+def other(name: bytes) -> bytes:
+    return struct.pack(">h", PIPELINED_API_KEY + 1) + name
+
+
+def test_a_request_starts_when_the_earlier_ones_have_completed(run: Run) -> None:
+    requests = Requests()
+
+    async def main() -> None:
+        async with Server(requests, releases=True) as server:
+            reader, writer = await server.connect()
+            writer.write(framed(other(b"a")) + framed(other(b"b")))
+            assert await requests.are_started("a")
+            requests.release("a")
+            assert await requests.are_started("a")
+            requests.complete("a")
+            assert await requests.are_started("a", "b")
+            requests.complete("b")
+            assert [await read_frame(reader) for _ in range(2)] == [b"a", b"b"]
+            writer.close()
+
+    run(main())
+
+
+def test_a_pipelined_request_starts_when_the_earlier_ones_have_released_their_frames(run: Run) -> None:
+    requests = Requests()
+
+    async def main() -> None:
+        async with Server(requests, releases=True) as server:
+            reader, writer = await server.connect()
+            writer.write(b"".join(framed(pipelined(name)) for name in (b"a", b"b", b"c")))
+            assert await requests.are_started("a")
+            requests.release("a")
+            assert await requests.are_started("a", "b")
+            requests.release("b")
+            assert await requests.are_started("a", "b", "c")
+            for name in ("c", "b", "a"):
+                requests.complete(name)
+            assert [await read_frame(reader) for _ in range(3)] == [b"a", b"b", b"c"]
+            writer.close()
+
+    run(main())
+
+
+def test_requests_of_different_apis_do_not_overlap(run: Run) -> None:
+    requests = Requests()
+
+    async def main() -> None:
+        async with Server(requests, releases=True) as server:
+            reader, writer = await server.connect()
+            sent = (pipelined(b"a"), pipelined(b"b"), other(b"c"), pipelined(b"d"))
+            writer.write(b"".join(map(framed, sent)))
+            await requests.are_started("a")
+            requests.release("a")
+            assert await requests.are_started("a", "b")
+            requests.release("b")
+            requests.complete("b")
+            assert await requests.are_started("a", "b"), "the response of b has to wait, and c for both"
+            requests.complete("a")
+            assert await requests.are_started("a", "b", "c")
+            requests.release("c")
+            assert await requests.are_started("a", "b", "c")
+            requests.complete("c")
+            assert await requests.are_started("a", "b", "c", "d")
+            requests.complete("d")
+            assert [await read_frame(reader) for _ in sent] == [b"a", b"b", b"c", b"d"]
+            writer.close()
+
+    run(main())
+
+
+def test_requests_behind_a_failed_request_do_not_start(run: Run) -> None:
+    requests = Requests()
+
+    async def main() -> None:
+        async with Server(requests, releases=True) as server:
+            reader, writer = await server.connect()
+            writer.write(b"".join(framed(pipelined(name)) for name in (b"a", b"b", b"c")))
+            assert await requests.are_started("a")
+            requests.release("a")
+            assert await requests.are_started("a", "b")
+            requests.fail("b")
+            requests.complete("a")
+            assert await read_frame(reader) == b"a"
+            assert await reader.read() == b""
+            assert requests.started == ["a", "b"]
+
+    run(main())
+
+
+def test_stopping_does_not_start_requests_behind_a_pending_one(run: Run) -> None:
+    requests = Requests()
+
+    async def main() -> None:
+        async with Server(requests, releases=True) as server:
+            reader, writer = await server.connect()
+            writer.write(framed(other(b"a")) + framed(other(b"b")))
+            assert await requests.are_started("a")
+            server.listener.stop()
+            requests.complete("a")
+            assert await read_frame(reader) == b"a"
+            assert await reader.read() == b""
+            assert requests.started == ["a"]
+
+    run(main())
+
+
+def test_a_half_closed_client_gets_the_responses_of_pending_requests(run: Run) -> None:
+    requests = Requests()
+
+    async def main() -> None:
+        async with Server(requests, releases=True) as server:
+            reader, writer = await server.connect()
+            writer.write(framed(other(b"a")) + framed(other(b"b")))
+            writer.write_eof()
+            assert await requests.are_started("a")
+            requests.complete("a")
+            assert await requests.are_started("a", "b")
+            requests.complete("b")
+            assert [await read_frame(reader) for _ in range(2)] == [b"a", b"b"]
+            assert await reader.read() == b""
 
     run(main())
 
@@ -286,11 +464,16 @@ def test_an_exhausted_memory_pool_pauses_reading_until_it_has_room(run: Run) -> 
         }
         async with Server(response, **limits) as server:
             clients = [await server.connect() for _ in range(4)]
+            server.memory_pool.reserve(100_000)
             for _, writer in clients:
-                for _ in range(4):
-                    writer.write(framed(bytes(60_000)))
+                writer.write(framed(bytes(60_000)))
+            while len(waiting) < 4:
+                await asyncio.sleep(0.01)
+            for _, writer in clients:
+                writer.write(framed(bytes(60_000)) * 3)
             await asyncio.sleep(0.2)
-            assert len(waiting) < 16
+            assert server.memory_pool._bytes == 100_000 + 4 * 60_000, "no connection reads its second request"
+            server.memory_pool.release(100_000)
             answered = 0
             while answered < 16:
                 while waiting:

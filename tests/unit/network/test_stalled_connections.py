@@ -12,7 +12,7 @@ import pytest
 
 from moldau.logs.store import FileSlice
 from moldau.network.buffer_pool import BufferPool
-from moldau.network.connection import STALL_TIMEOUT_S, UNSENT_BYTES_MAX, Connection
+from moldau.network.connection import STALL_TIMEOUT_S, Connection
 from moldau.network.frame_reader import LARGE_FRAME_BYTES_MIN, SHARED_BUFFER_SIZE
 from moldau.network.limits import MemoryPool, PartialFrameLimiter
 from moldau.network.response_sender import ResponseSender
@@ -38,6 +38,7 @@ class Client(asyncio.Transport):
             frame_bytes_max=10_000_000,
             memory_pool=memory_pool,
             partial_frames=PartialFrameLimiter(100_000_000),
+            pipelined_api_keys=(),
             on_opened=lambda connection: lambda frame, release: handler(frame),
             on_closed=lambda connection: None,
         )
@@ -174,18 +175,17 @@ def test_a_client_that_reads_no_responses_and_blocks_others_is_disconnected() ->
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_unsent_responses_behind_a_pending_request_block_others_only_shortly() -> None:
-    async def main() -> None:
-        async def response(frame: memoryview) -> Sequence[Any]:
-            if bytes(frame) == b"wait":
-                await asyncio.Event().wait()
-            return [bytes(UNSENT_BYTES_MAX)]
+async def wait_forever(frame: memoryview) -> Sequence[Any]:
+    await asyncio.Event().wait()
+    return []
 
+
+def test_requests_behind_a_pending_request_block_others_only_shortly() -> None:
+    async def main() -> None:
         memory_pool = MemoryPool(1000)
-        client = Client(memory_pool, response)
-        client.sends(framed(b"wait") + framed(b"much") + framed(bytes(1000)))
+        client = Client(memory_pool, wait_forever)
+        client.sends(framed(b"pending") + framed(bytes(1000)))
         assert memory_pool.is_exhausted
-        assert not client.unsent_bytes
         assert not client.is_sent_home(after_s=STALL_TIMEOUT_S - 1)
         assert client.is_sent_home(after_s=STALL_TIMEOUT_S + 1)
 
@@ -194,15 +194,23 @@ def test_unsent_responses_behind_a_pending_request_block_others_only_shortly() -
 
 def test_a_client_with_a_pending_request_does_not_expire() -> None:
     async def main() -> None:
-        async def response(frame: memoryview) -> Sequence[Any]:
-            if bytes(frame) == b"wait":
-                await asyncio.Event().wait()
-            return [bytes(UNSENT_BYTES_MAX)]
-
-        client = Client(MemoryPool(1000), response)
-        client.sends(framed(b"wait") + framed(b"much") + framed(b"more"))
-        assert not client.is_read
+        client = Client(MemoryPool(1000), wait_forever)
+        client.sends(framed(b"pending"))
+        assert client.is_read, "a disconnect is noticed"
         assert not client.is_sent_home(after_s=601)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_client_with_more_requests_behind_a_pending_one_expires() -> None:
+    """The connection does not read, so it would never notice that the client is gone."""
+
+    async def main() -> None:
+        client = Client(MemoryPool(1000), wait_forever)
+        client.sends(framed(b"pending") + framed(b"next"))
+        assert not client.is_read
+        assert not client.is_sent_home(after_s=599)
+        assert client.is_sent_home(after_s=601)
 
     asyncio.run(asyncio.wait_for(main(), 20))
 
