@@ -18,15 +18,15 @@ from moldau.logs.files.store import FileLogStore
 from moldau.logs.memory import MemoryLogStore
 from moldau.logs.store import Log, LogStore
 from moldau.platform.clock import SystemClock
-from moldau.records.batch import Batch
+from moldau.records.batch import Batch, split
 from moldau.records.record import iterate_records
 from moldau.settings.topic import TopicSettings
 from moldau.testing.simulation.platform.disk import DiskSettings, SimulatedDisk
-from support.logs import NAME, TOPIC_ID, batch_at, batches_of
+from support.logs import NAME, TOPIC_ID, batch_at, batches_of, flush_and_finalize
 
 SETTINGS = TopicSettings(
     cleanup_policy=("compact", "delete"),
-    segment_bytes=1024,
+    segment_bytes=400,
     index_interval_bytes=150,
     retention_ms=5_000,
     segment_ms=3_000,
@@ -36,7 +36,7 @@ SETTINGS = TopicSettings(
 
 QUICK = DiskSettings(sync_ms_min=0, sync_ms_max=0, slow_sync_chance=0)
 
-keys = st.sampled_from([b"a", b"b", b"c", b"d"])
+keys = st.sampled_from([b"a", b"b", b"c", None])
 values = st.one_of(st.none(), st.binary(max_size=8), st.just(b"x" * 300))
 records = st.lists(st.tuples(keys, values), min_size=1, max_size=4)
 
@@ -45,7 +45,6 @@ class ModelBatch:
     def __init__(self, batch: Batch) -> None:
         self.base_offset = batch.base_offset
         self.next_offset = batch.next_offset
-        self.max_timestamp = batch.max_timestamp
         self.leader_epoch = batch.leader_epoch
         self.producer_id = batch.producer_id
         self.base_sequence = batch.base_sequence
@@ -67,6 +66,7 @@ class LogModel(RuleBasedStateMachine):
         """Offsets that compaction may have removed."""
         self.now_ms = 10_000
         self.epoch = 0
+        self.producers = [0, 1]
         self.next_sequence = [0, 0]
         self.store: LogStore
         self.log: Log
@@ -79,20 +79,20 @@ class LogModel(RuleBasedStateMachine):
 
     # Operations
 
-    @rule(contents=st.lists(records, min_size=1, max_size=3), later_ms=st.integers(0, 800))
-    def append(self, contents: list[list[tuple[bytes, bytes | None]]], later_ms: int) -> None:
+    @rule(contents=st.lists(records, min_size=1, max_size=8), later_ms=st.integers(0, 800))
+    def append(self, contents: list[list[tuple[bytes | None, bytes | None]]], later_ms: int) -> None:
         self.now_ms += later_ms
         self._append([self._batch(content) for content in contents])
 
     @rule(content=records, producer=st.integers(0, 1))
-    def append_idempotent(self, content: list[tuple[bytes, bytes | None]], producer: int) -> None:
+    def append_idempotent(self, content: list[tuple[bytes | None, bytes | None]], producer: int) -> None:
         sequence = self.next_sequence[producer]
-        batch = self._batch(content, producer_id=producer, producer_epoch=0, base_sequence=sequence)
+        batch = self._batch(content, producer_id=self.producers[producer], producer_epoch=0, base_sequence=sequence)
         assert self.log.producers.check(batch) is None
         self._append([batch])
         self.next_sequence[producer] += len(content)
 
-    def _batch(self, content: list[tuple[bytes, bytes | None]], **more: Any) -> Batch:
+    def _batch(self, content: list[tuple[bytes | None, bytes | None]], **more: Any) -> Batch:
         return batch_at(
             0,
             [value for _, value in content],
@@ -127,11 +127,28 @@ class LogModel(RuleBasedStateMachine):
         self.run(self.log.truncate_to(offset))
         if offset < self.end:
             self._truncate_model(offset)
-            if self.taken:
-                # The log ends earlier if compaction removed the last records before the offset.
-                assert self.start <= self.log.end_offset <= self.end
-                self.end = self.log.end_offset
+            self._end_before_removed_batches()
             assert self.log.durable_offset == self.end
+
+    @rule(part=st.floats(0, 1))
+    def truncate_after_an_unclean_election(self, part: float) -> None:
+        offset = self.start + int(part * (self.end - self.start))
+        self.run(self.log.truncate_to(offset))
+        if offset < self.end:
+            self._truncate_model(offset)
+            self._end_before_removed_batches()
+            self.compacted = min(self.compacted, self.end)
+            # Compaction may have removed the batches that were the last of these producers.
+            self.producers = [max(self.producers) + 1, max(self.producers) + 2]
+            self.next_sequence = [0, 0]
+
+    def _end_before_removed_batches(self) -> None:
+        """Applies that a truncated log ends after its last batch, which compaction may have left before the offset."""
+        if self.taken:
+            assert self.start <= self.log.end_offset <= self.end
+            self.end = self.log.end_offset
+            self.batches = [batch for batch in self.batches if batch.next_offset <= self.end]
+            self.taken = {offset for offset in self.taken if offset < self.end}
 
     def _truncate_model(self, offset: int) -> None:
         for batch in self.batches:
@@ -142,9 +159,10 @@ class LogModel(RuleBasedStateMachine):
         self.batches = [batch for batch in self.batches if batch.next_offset <= offset]
         self.next_sequence = [
             max((b.base_sequence + len(b.records) for b in self.batches if b.producer_id == producer), default=0)
-            for producer in (0, 1)
+            for producer in self.producers
         ]
 
+    @precondition(lambda self: len(self.batches) > 20)
     @rule(offset=st.integers(0, 150))
     def reset_log(self, offset: int) -> None:
         self.run(self.log.truncate_fully_and_start_at(offset))
@@ -155,7 +173,7 @@ class LogModel(RuleBasedStateMachine):
         assert self.log.durable_offset == offset
         assert len(self.log.epochs) == 0
 
-    @rule(part=st.floats(0, 1))
+    @rule(part=st.floats(0, 0.5))
     def advance_start_offset(self, part: float) -> None:
         self.start += int(part * (self.end - self.start))
         self.run(self.log.advance_start_offset(self.start))
@@ -168,13 +186,18 @@ class LogModel(RuleBasedStateMachine):
         start = self.log.start_offset
         assert self.start <= start <= self.end
         dropped = [batch for batch in self.batches if self.start < batch.next_offset <= start]
-        assert all(self.now_ms - batch.max_timestamp > 5_000 for batch in dropped)
+        timestamps = [each.timestamp for batch in dropped for each in batch.records if each.offset not in self.taken]
+        assert all(self.now_ms - timestamp > 5_000 for timestamp in timestamps)
         self.start = start
 
-    @rule()
-    def compact(self) -> None:
-        self.run(self.log.flush())
-        self.run(self.log.compact(self.now_ms, self.end))
+    @rule(contents=st.lists(records, min_size=2, max_size=8), later_ms=st.integers(0, 3_000))
+    def append_and_compact(self, contents: list[list[tuple[bytes | None, bytes | None]]], later_ms: int) -> None:
+        self.now_ms += later_ms
+        for content in contents:
+            self._append([self._batch(content)])
+        self.run(flush_and_finalize(self.log))
+        if self.run(self.log.compact(self.now_ms, self.end)):
+            self._only_needed_batches_are_empty()
         self.compacted = self.end
         newest: dict[bytes | None, int] = {}
         for batch in self.batches:
@@ -182,8 +205,13 @@ class LogModel(RuleBasedStateMachine):
                 newest[record.key] = record.offset
         for batch in self.batches:
             for record in batch.records:
-                if newest[record.key] != record.offset or record.value is None:
+                if newest[record.key] != record.offset or None in (record.key, record.value):
                     self.taken.add(record.offset)
+
+    def _only_needed_batches_are_empty(self) -> None:
+        last_offsets = {state.last_offset for state in self.log.producers}
+        empty = [each for each in self.run(batches_of(self.log)) if not each.count]
+        assert len([each for each in empty if each.last_offset not in last_offsets]) <= 1, "the last one of the round"
 
     # Invariants
 
@@ -209,7 +237,7 @@ class LogModel(RuleBasedStateMachine):
 
     @invariant()
     def the_last_five_batches_of_producers_are_known(self) -> None:
-        for producer in (0, 1):
+        for producer in self.producers:
             written = [batch for batch in self.batches if batch.producer_id == producer]
             last_uncompacted = [batch for batch in written[-5:] if batch.base_offset >= self.compacted]
             for batch in {id(batch): batch for batch in written[-1:] + last_uncompacted}.values():
@@ -240,6 +268,47 @@ class LogModel(RuleBasedStateMachine):
         visible = self.run(batches_of(self.log, offset, below)) if offset < below else []
         assert b"".join(batch.to_bytes() for batch in visible).startswith(data)
 
+    @rule(part=st.floats(0, 1), bytes_max=st.sampled_from([0, 61, 62, 200, 3_000]))
+    def read_as_a_consumer(self, part: float, bytes_max: int) -> None:
+        self._check_that_a_consumer_advances(self.log, self.start + int(part * (self.end - self.start)), bytes_max)
+
+    @invariant()
+    def a_consumer_reaches_the_end(self) -> None:
+        self._check_that_a_consumer_advances(self.log, self.start, bytes_max=1)
+
+    def _check_that_a_consumer_advances(self, log: Log, offset: int, bytes_max: int) -> None:
+        """Every read takes a consumer forward, and each read but the last one begins with a record."""
+        expected = self.run(batches_of(log, offset)) if offset < self.end else []
+        records = []
+        while offset < self.end:
+            slices = self.run(log.read(offset, bytes_max, self.end, skip_empty=True))
+            batches = list(split(slices.read(), allow_partial=True))
+            assert batches, f"there is nothing to read from offset {offset} to {self.end}"
+            assert batches[-1].next_offset > offset, "the reader does not advance"
+            offset = batches[-1].next_offset
+            assert batches[0].count or offset == self.end
+            records += [record for batch in batches for record in iterate_records(batch)]
+        assert records == [record for batch in expected for record in iterate_records(batch)]
+        assert offset == self.end
+
+    @rule(part=st.floats(0, 1), bytes_max=st.sampled_from([0, 61, 500, 3_000]))
+    def replicate(self, part: float, bytes_max: int) -> None:
+        """A follower gets the same batches, the empty ones too, and the same end offset."""
+        offset = self.start + int(part * (self.end - self.start))
+        expected = self.run(batches_of(self.log, offset)) if offset < self.end else []
+        follower: Log = self.run(self._new_store().open(NAME, TOPIC_ID, SETTINGS))
+        self.run(follower.truncate_fully_and_start_at(offset))
+        while follower.end_offset < self.end:
+            slices = self.run(self.log.read(follower.end_offset, bytes_max, self.end))
+            self.run(follower.append(list(split(slices.read(), allow_partial=True))))
+        assert follower.end_offset == self.log.end_offset
+        replicated = self.run(batches_of(follower, offset))
+        assert [batch.to_bytes() for batch in replicated] == [batch.to_bytes() for batch in expected]
+        self._check_that_a_consumer_advances(follower, offset, bytes_max)
+
+    def _new_store(self) -> LogStore:
+        raise NotImplementedError
+
     @rule(timestamp_ms=st.integers(9_000, 30_000), bound=st.integers(0, 200))
     def find_by_time(self, timestamp_ms: int, bound: int) -> None:
         below = min(bound, self.end)
@@ -256,8 +325,11 @@ class LogModel(RuleBasedStateMachine):
 class MemoryModel(LogModel):
     @initialize()
     def begin(self) -> None:
-        self.store = MemoryLogStore()
+        self.store = self._new_store()
         self.log = self.run(self.store.open(NAME, TOPIC_ID, SETTINGS))
+
+    def _new_store(self) -> LogStore:
+        return MemoryLogStore()
 
 
 class FilesModel(LogModel):
@@ -265,6 +337,9 @@ class FilesModel(LogModel):
     def begin(self, seed: int) -> None:
         self.disk = SimulatedDisk(random.Random(seed), settings=QUICK)
         self._open()
+
+    def _new_store(self) -> LogStore:
+        return FileLogStore(SimulatedDisk(random.Random(0), settings=QUICK), "data", SystemClock())
 
     def _open(self) -> None:
         async def reopen() -> None:
@@ -297,12 +372,19 @@ class FilesModel(LogModel):
         self._truncate_model(self.log.end_offset)
 
     @rule(content=records)
-    def append_to_a_full_disk(self, content: list[tuple[bytes, bytes | None]]) -> None:
-        self.disk.inject("append", "*.log", error=errno.ENOSPC)
+    def append_to_a_full_disk(self, content: list[tuple[bytes | None, bytes | None]]) -> None:
+        self.disk.inject("append", "*.log*", error=errno.ENOSPC)
         batch = self._batch(content)
         batch.base_offset = self.end
         with pytest.raises(StorageError):
             self.run(self.log.append([batch]))
+
+    @rule()
+    def lose_the_recovery_point(self) -> None:
+        self.disk = self.disk.kill()
+        self.disk.remove("data/recovery-point-offset-checkpoint")
+        self._open()
+        assert self.log.durable_offset == self.end
 
     @precondition(lambda self: self.end > 0)
     @rule()

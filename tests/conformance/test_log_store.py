@@ -541,6 +541,113 @@ def test_compaction_keeps_the_last_batch_of_each_producer(make_store: MakeStore)
     asyncio.run(body())
 
 
+async def log_with_empty_batches(log: Log) -> None:
+    """Fills a log whose compaction leaves the last batches of two producers without records, then two records."""
+    for producer_id in (5, 6):
+        for sequence in range(3):
+            await append(log, big(b"o"), keys=[b"k"], producer_id=producer_id, producer_epoch=0, base_sequence=sequence)
+    await append(log, big(b"n"), keys=[b"k"])
+    await append(log, big(b"t"), keys=[b"t"])
+    await flush_and_finalize(log)
+    assert await log.compact(1_000_000, log.end_offset)
+
+
+def test_compaction_removes_batches_without_records(make_store: MakeStore) -> None:
+    async def body() -> None:
+        async with opened(make_store, COMPACTED) as log:
+            await log_with_empty_batches(log)
+            expected = [(2, 0), (5, 0), (6, 1), (7, 1)]
+            assert [(batch.last_offset, batch.count) for batch in await batches_of(log)] == expected
+            assert (log.start_offset, log.end_offset) == (0, 8)
+            for producer_id in (5, 6):
+                await append(log, big(b"k"), keys=[b"x"], producer_id=producer_id, producer_epoch=0, base_sequence=3)
+            await append(log, big(b"u"), keys=[b"u"])
+            await flush_and_finalize(log)
+            assert await log.compact(1_000_000, log.end_offset)
+            # Batch 8 is the last one of its producer now.
+            expected = [(6, 1), (7, 1), (8, 0), (9, 1), (10, 1)]
+            assert [(batch.last_offset, batch.count) for batch in await batches_of(log)] == expected
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("bytes_max", [0, 61, 100, 1_000_000])
+@pytest.mark.parametrize("offset", [0, 2, 3, 6])
+def test_a_read_can_skip_empty_batches(make_store: MakeStore, bytes_max: int, offset: int) -> None:
+    async def body() -> None:
+        async with opened(make_store, COMPACTED) as log:
+            await log_with_empty_batches(log)
+            read = list(split((await log.read(offset, bytes_max, 8, skip_empty=True)).read(), allow_partial=True))
+            assert (read[0].base_offset, read[0].count) == (6, 1)
+            if bytes_max == 0:
+                assert not (await log.read(offset, bytes_max, 8, skip_empty=True, min_one_batch=False)).size
+
+    asyncio.run(body())
+
+
+def test_a_read_returns_the_last_batch_if_all_are_empty(make_store: MakeStore) -> None:
+    async def body() -> None:
+        async with opened(make_store, COMPACTED) as log:
+            await log_with_empty_batches(log)
+            for offset in (0, 2, 3, 5):
+                (read,) = split((await log.read(offset, 0, 6, skip_empty=True)).read())
+                assert (read.last_offset, read.count) == (5, 0)
+                assert not (await log.read(offset, 60, 6, skip_empty=True, min_one_batch=False)).size
+            (read,) = split((await log.read(0, 1_000, 5, skip_empty=True)).read())
+            assert (read.last_offset, read.count) == (2, 0)
+            assert await log.read(3, 1_000, 5, skip_empty=True) == EMPTY_SLICES
+
+    asyncio.run(body())
+
+
+def test_a_follower_replicates_a_compacted_log(make_store: MakeStore, tmp_path: Path) -> None:
+    async def body() -> None:
+        follower_store = FileLogStore(OsDisk(), str(tmp_path / "follower"), SystemClock())
+        await follower_store.start()
+        follower = await follower_store.open(NAME, TOPIC_ID, TopicSettings())
+        async with opened(make_store, COMPACTED) as log:
+            await log_with_empty_batches(log)
+            while follower.end_offset < log.end_offset:
+                records = (await log.read(follower.end_offset, 0, log.end_offset)).read()
+                await follower.append(list(split(records)))
+            leaders = [batch.to_bytes() for batch in await batches_of(log)]
+        assert [batch.to_bytes() for batch in await batches_of(follower)] == leaders
+        assert follower.end_offset == 8
+        # The empty batches are in the active segment of the follower.
+        for offset in (0, 2, 3, 6):
+            (read,) = split((await follower.read(offset, 0, 8, skip_empty=True)).read())
+            assert (read.base_offset, read.count) == (6, 1)
+        state = follower.producers.get(6)
+        assert state is not None
+        assert state.last_sequence == 2
+        await follower_store.close()
+
+    asyncio.run(body())
+
+
+def test_the_last_batch_is_kept_without_records(make_store: MakeStore) -> None:
+    async def body() -> None:
+        settings = TopicSettings(
+            cleanup_policy=("compact",), segment_bytes=1024, segment_ms=1, min_cleanable_dirty_ratio=0.0
+        )
+        async with opened(make_store, settings) as log:
+            await append(log, big(b"a"), keys=[b"a"])
+            await append(log, big(b"b"))
+            await append(log, big(b"c"))
+            await log.flush()
+            # Rolls the active segment in stores with segments.
+            await log.apply_retention(1_000_000, 3)
+            assert await log.compact(1_000_000, 3)
+            assert [(batch.last_offset, batch.count) for batch in await batches_of(log)] == [(0, 1), (2, 0)]
+            (read,) = split((await log.read(1, 0, 3, skip_empty=True)).read())
+            assert read.next_offset == log.end_offset == 3
+            await append(log, big(b"d"), keys=[b"d"])
+            (read,) = split((await log.read(1, 0, 4, skip_empty=True)).read())
+            assert (read.base_offset, read.count) == (3, 1)
+
+    asyncio.run(body())
+
+
 def test_compaction_waits_for_min_compaction_lag(make_store: MakeStore) -> None:
     async def body() -> None:
         settings = TopicSettings(

@@ -107,9 +107,11 @@ class YieldingLog(Log):
         await self.inner.finalize_segments()
         await asyncio.sleep(0)
 
-    async def read(self, offset: int, bytes_max: int, below: int, *, min_one_batch: bool = True) -> RecordSlices:
+    async def read(
+        self, offset: int, bytes_max: int, below: int, *, min_one_batch: bool = True, skip_empty: bool = False
+    ) -> RecordSlices:
         await asyncio.sleep(0)
-        slices = await self.inner.read(offset, bytes_max, below, min_one_batch=min_one_batch)
+        slices = await self.inner.read(offset, bytes_max, below, min_one_batch=min_one_batch, skip_empty=skip_empty)
         await asyncio.sleep(0)
         return slices
 

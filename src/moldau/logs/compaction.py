@@ -5,8 +5,9 @@ full or all batches that may be compacted are read. The second pass calls `clean
 of the log up to `OffsetMap.end_offset`, and writes what remains. Afterwards the log is clean below this offset, and the
 next round starts there. This offset is inside a batch if the map became full within the batch.
 
-Records keep their offsets, and batches keep their first and last offset. Control batches, batches beyond the map and
-batches whose records cannot be decoded are retained unchanged.
+Records keep their offsets, and batches keep their first and last offset. A batch without records is removed, as in
+Kafka, unless it is the last batch of a live producer or the last batch of the round. Control batches, batches of
+transactions, batches beyond the map and batches whose records cannot be decoded are retained unchanged.
 """
 
 from hashlib import blake2b
@@ -72,7 +73,7 @@ class OffsetMap:
 
     def add(self, batch: Batch) -> bool:
         """Adds the keys of the next batch from `end_offset` on. Returns False if the map became full."""
-        if not batch.is_control:
+        if not _is_transaction(batch):
             try:
                 found = list(spans(batch, section(batch)))
             except UNDECODABLE_ERRORS:
@@ -114,7 +115,7 @@ def clean_batch(
     delete horizon, `now_ms + delete_retention_ms`, into the batch. A cleaning after the delete horizon removes the
     tombstone. So a consumer that reads the whole log within delete.retention.ms sees every tombstone.
     """
-    if batch.is_control or batch.base_offset >= offsets.end_offset:
+    if _is_transaction(batch) or batch.base_offset >= offsets.end_offset:
         return batch
     if not batch.count:
         return batch if retain_empty else None
@@ -139,6 +140,12 @@ def clean_batch(
         max_timestamp=_max_timestamp(batch, kept),
         count=len(kept),
     )
+
+
+def _is_transaction(batch: Batch) -> bool:
+    """Returns whether the batch is a marker or belongs to a transaction. Its outcome is unknown here, and the records
+    of an aborted transaction must not replace earlier records."""
+    return batch.is_control or batch.is_transactional
 
 
 def _is_retained(span: Span, base_offset: int, offsets: OffsetMap, drops_tombstones: bool) -> bool:

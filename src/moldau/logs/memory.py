@@ -18,7 +18,7 @@ from moldau.logs.leader_epochs import LeaderEpochCache
 from moldau.logs.producer_state import PRODUCER_EXPIRATION_MS_DEFAULT, ProducerStateManager
 from moldau.logs.store import EMPTY_SLICES, Log, LogName, LogStore, RecordSlices, TimestampAndOffset
 from moldau.logs.timestamp_lookup import first_record_at_or_after, max_timestamp_record
-from moldau.records.batch import Batch
+from moldau.records.batch import HEADER_SIZE, Batch
 from moldau.settings.topic import TopicSettings
 
 _BATCHES_PER_YIELD = 16
@@ -71,10 +71,16 @@ class MemoryLog(Log):
         """Returns the indexes of the batches that end at or after `offset` and before `below`."""
         return range(bisect_left(self._last_offsets, offset), bisect_left(self._last_offsets, below))
 
-    async def read(self, offset: int, bytes_max: int, below: int, *, min_one_batch: bool = True) -> RecordSlices:
+    async def read(
+        self, offset: int, bytes_max: int, below: int, *, min_one_batch: bool = True, skip_empty: bool = False
+    ) -> RecordSlices:
         parts: list[bytes] = []
         size = 0
-        for index in self._indexes(offset, below):
+        indexes = self._indexes(offset, below)
+        if skip_empty:
+            while len(indexes) > 1 and len(self._batches[indexes[0]]) == HEADER_SIZE:
+                indexes = indexes[1:]
+        for index in indexes:
             data = self._batches[index]
             if size + len(data) > bytes_max and (parts or not min_one_batch):
                 break
@@ -188,12 +194,13 @@ class MemoryLog(Log):
         kept: list[Batch] = []
         for number, data in enumerate(batches):
             batch = Batch(data)
+            is_last = number == end - 1
             remaining = clean_batch(
                 batch,
                 offsets,
                 now_ms=now_ms,
                 delete_retention_ms=self.settings.delete_retention_ms,
-                retain_empty=is_last_of_producer(batch, self.producers),
+                retain_empty=is_last or is_last_of_producer(batch, self.producers),
             )
             if remaining is not None:
                 kept.append(remaining)

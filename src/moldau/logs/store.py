@@ -120,11 +120,17 @@ class Log(ABC):
         """Writes the indexes and snapshots of closed and flushed segments, so that recovery may skip these segments."""
 
     @abstractmethod
-    async def read(self, offset: int, bytes_max: int, below: int, *, min_one_batch: bool = True) -> RecordSlices:
+    async def read(
+        self, offset: int, bytes_max: int, below: int, *, min_one_batch: bool = True, skip_empty: bool = False
+    ) -> RecordSlices:
         """Returns the batches from the one that contains `offset` (or the first after it) up to the offset `below`.
 
         The result has at most bytes_max bytes. With min_one_batch it has at least the whole first batch. `offset` must
         not be below start_offset.
+
+        With skip_empty the result starts with the first batch that has records. Some clients do not advance if they
+        receive only batches that compaction has emptied. If no batch has records, the result is the last batch, which
+        takes the reader to `below`.
         """
 
     @abstractmethod

@@ -27,6 +27,8 @@ class LogFlusher:
         self._waiters = OffsetWaiters()
         self._flush_task: asyncio.Task[None] | None = None
         self._finalizer: asyncio.Task[None] | None = None
+        self._has_more_to_finalize = False
+        """Whether segments were closed or flushed while the finalizer was running."""
         self.is_running = False
         self._is_stopped = False
         self._retry_timer: asyncio.TimerHandle | None = None
@@ -37,9 +39,15 @@ class LogFlusher:
         return self._log.end_offset if self._log.settings.write_caching else self._log.durable_offset
 
     def start(self) -> None:
-        """Starts a flush unless one is running. Records appended during a running flush are flushed by the next one."""
+        """Starts a flush unless one is running. Records appended during a running flush are flushed by the next one.
+
+        With write.caching only closed segments are flushed, in the background.
+        """
         log_ = self._log
-        if self.is_running or log_.durable_offset >= log_.end_offset or log_.settings.write_caching:
+        if log_.settings.write_caching:
+            self._start_finalizer()
+            return
+        if self.is_running or log_.durable_offset >= log_.end_offset:
             return
         self._cancel_retry()
         self.is_running = True
@@ -103,12 +111,19 @@ class LogFlusher:
 
     def _start_finalizer(self) -> None:
         """Finalizes closed segments in a separate task, so that no produce request waits for index writes."""
-        if self._finalizer is None and self._log.has_unfinalized_segments and not self._is_stopped:
+        if not self._log.has_unfinalized_segments or self._is_stopped:
+            return
+        self._has_more_to_finalize = True
+        if self._finalizer is None:
             self._finalizer = asyncio.get_running_loop().create_task(self._finalize_segments())
 
     async def _finalize_segments(self) -> None:
         try:
-            await self._log.finalize_segments()
+            while self._has_more_to_finalize and self._log.has_unfinalized_segments:
+                self._has_more_to_finalize = False
+                if self._log.settings.write_caching:
+                    await self._log.flush()
+                await self._log.finalize_segments()
         except StorageError as error:
             log.warning("closed segments were not finalized", partition=str(self._log.name), reason=str(error))
             if self._log.failure is not None:

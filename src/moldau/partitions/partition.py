@@ -307,8 +307,7 @@ class Partition:
         self.delayed.append_listeners.notify()
         if log_.settings.write_caching:
             self.leader.on_flushed(log_.end_offset)
-        else:
-            self._flusher.start()
+        self._flusher.start()
         return LogAppendInfo(base_offset, offset, append_time_ms, leader_epoch)
 
     def commit_future(
@@ -373,7 +372,9 @@ class Partition:
         below = self.visible_end(committed_only=committed_only)
         records = EMPTY_SLICES
         if offset < below:
-            records = await self.guarded_log.guard(self.log.read(offset, bytes_max, below, min_one_batch=min_one_batch))
+            records = await self.guarded_log.guard(
+                self.log.read(offset, bytes_max, below, min_one_batch=min_one_batch, skip_empty=True)
+            )
         return LogReadInfo(records, high_watermark, high_watermark, self.log.start_offset)
 
     def _check_follower_has(self, follower: PartitionFollowerState, offset: int, last_fetched_epoch: int) -> None:
@@ -508,4 +509,4 @@ class Partition:
 
         Does not take the lock, because compaction takes long and changes only closed segments.
         """
-        return await self.guarded_log.guard(self.log.compact(now_ms, self.high_watermark))
+        return await self.guarded_log.guard(self.log.compact(now_ms, self.last_stable_offset))

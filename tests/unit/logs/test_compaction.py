@@ -208,6 +208,22 @@ def test_control_batches_are_retained() -> None:
     assert clean(marker, offsets, now_ms=2**60) is marker
 
 
+def test_batches_of_transactions_are_retained_and_remove_nothing() -> None:
+    committed = batch_of((b"a", b"1"))
+    unknown = batch_of(
+        *[(b"a", b"2"), (b"a", b"3")],
+        base_offset=1,
+        transactional=True,
+        producer_id=1,
+        producer_epoch=0,
+        base_sequence=0,
+    )
+    offsets = map_of(committed, unknown)
+    assert (len(offsets), offsets.end_offset) == (1, 3)
+    assert clean(committed, offsets) is committed
+    assert clean(unknown, offsets, now_ms=2**60) is unknown
+
+
 def test_an_undecodable_batch_is_retained_and_removes_nothing() -> None:
     first = batch_of((b"a", b"1"), (b"a", b"2"))
     broken = Batch(

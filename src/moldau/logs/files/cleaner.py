@@ -41,6 +41,7 @@ class Cleaner:
         self._cleaned_offset = max(log_.checkpoints.cleaned_offsets.get(log_.name), log_.start_offset)
         self._truncations = log_.truncations
         self._segments: list[LogSegment] = []
+        """The segments of this round."""
         self._offsets = OffsetMap(OFFSET_MAP_BYTES_MAX)
 
     async def run(self, below: int) -> bool:
@@ -79,7 +80,8 @@ class Cleaner:
         if not dirty:
             return False
         total_bytes, dirty_bytes = (sum(segment.size for segment in each) for each in (self._segments, dirty))
-        if not should_compact(self._settings, total_bytes, dirty_bytes, dirty[0].first_timestamp, self._now_ms):
+        oldest_dirty_ms = next((segment.first_timestamp for segment in dirty if segment.size), self._now_ms)
+        if not should_compact(self._settings, total_bytes, dirty_bytes, oldest_dirty_ms, self._now_ms):
             return False
         for segment in dirty:
             bytes_read = 0
@@ -91,6 +93,8 @@ class Cleaner:
                 if bytes_read >= _BYTES_PER_YIELD:
                     bytes_read = 0
                     await asyncio.sleep(0)
+        # An earlier round may have removed the last batches before this offset.
+        self._offsets.end_offset = max(self._offsets.end_offset, dirty[-1].next_offset)
         return True
 
     def _groups(self) -> Iterator[list[LogSegment]]:
@@ -102,7 +106,7 @@ class Cleaner:
                 break
             if group and (
                 size + segment.size > self._settings.segment_bytes
-                or segment.next_offset - group[0].base_offset > OFFSET_RANGE
+                or (segment.size and segment.next_offset - group[0].base_offset > OFFSET_RANGE)
             ):
                 yield group
                 group, size = [], 0
@@ -141,9 +145,8 @@ class Cleaner:
         bytes_read = 0
         for segment in group:
             for position, batch in scan_batches(segment.file, 0, segment.size):
-                # Keep the last batch, if necessary without records. It defines the end of the new segment's range of
-                # offsets, and recovery deletes all old segments in this range.
-                is_last = segment is group[-1] and position + batch.size == segment.size
+                # Keep the last batch of the round, if necessary without records, because the log may end there.
+                is_last = segment is self._segments[-1] and position + batch.size == segment.size
                 remaining = clean_batch(
                     batch,
                     self._offsets,
@@ -156,7 +159,7 @@ class Cleaner:
                     parts += remaining.parts()
                     pending.append(remaining)
                 bytes_read += batch.size
-                if bytes_read >= _BYTES_PER_YIELD or is_last:
+                if bytes_read >= _BYTES_PER_YIELD:
                     self._flush(cleaned, parts, pending)
                     bytes_read = 0
                     await asyncio.sleep(0)

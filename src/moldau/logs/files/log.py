@@ -314,11 +314,13 @@ class FileLog(Log):
 
     # Reading
 
-    async def read(self, offset: int, bytes_max: int, below: int, *, min_one_batch: bool = True) -> RecordSlices:
+    async def read(
+        self, offset: int, bytes_max: int, below: int, *, min_one_batch: bool = True, skip_empty: bool = False
+    ) -> RecordSlices:
         if offset >= below:
             return EMPTY_SLICES
         try:
-            return self.segments.read(offset, bytes_max, below, min_one_batch)
+            return self.segments.read(offset, bytes_max, below, min_one_batch, skip_empty)
         except (CorruptRecordError, OSError) as error:
             raise self.health.on_read_error(error) from error
 
@@ -407,6 +409,11 @@ class FileLog(Log):
         # The log ends after its last remaining batch, even if `offset` is higher (in a gap between batches), because a
         # restart would not restore a higher end offset.
         end = segment.next_offset_before(position)
+        while position == 0 and keep > 1 and segments[keep - 2].last_batch_end < end:
+            # Compaction has removed the batches before this segment.
+            keep -= 1
+            segment = segments[keep - 1]
+            position, end = segment.size, segment.last_batch_end
         if end < self.start_offset:
             # The truncation removes the batch that contains the start offset, so no readable record remains.
             await self._reset(await self._reset_keeping_producers(self.start_offset, end))

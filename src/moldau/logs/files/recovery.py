@@ -50,10 +50,17 @@ class LoadedLog(NamedTuple):
 
 
 async def load_log(
-    disk: Disk, directory: str, *, index_interval_bytes: int, clean: bool, recovery_point: int, start_offset: int
+    disk: Disk,
+    directory: str,
+    *,
+    index_interval_bytes: int,
+    clean: bool,
+    recovery_point: int,
+    start_offset: int,
+    cleaned_offset: int,
 ) -> LoadedLog:
     """Loads a log, with recovery unless `clean`. Raises StorageError if the log is damaged or the disk fails."""
-    loader = _LogLoader(disk, directory, index_interval_bytes, recovery_point, start_offset)
+    loader = _LogLoader(disk, directory, index_interval_bytes, recovery_point, start_offset, cleaned_offset)
     try:
         return await loader.load(clean)
     except CorruptRecordError as error:
@@ -122,6 +129,8 @@ class _LogLoader:
     _index_interval_bytes: int
     _recovery_point: int
     _start_offset: int
+    _cleaned_offset: int
+    """Compaction may have left gaps below this offset."""
 
     async def load(self, clean: bool) -> LoadedLog:
         await self._remove_leftover_files()
@@ -209,10 +218,12 @@ class _LogLoader:
             segment = segments[number]
             states.append((segment.base_offset, producers.snapshot()))
             gap = segment.base_offset - segments[number - 1].next_offset if number > first else 0
-            # Stop at a gap between segments, because the crash has lost unflushed batches there. Only a gap larger than
-            # OFFSET_RANGE is intended; see `FileLog.roll`.
-            if gap < 0 or 0 < gap <= OFFSET_RANGE:
+            # Stop at a gap between segments, because the crash has lost unflushed batches there. Intended are only gaps
+            # that compaction left and gaps larger than OFFSET_RANGE; see `FileLog.roll`.
+            if gap < 0 or (0 < gap <= OFFSET_RANGE and segment.base_offset > self._cleaned_offset):
                 break
+            if gap:
+                segments[number - 1].next_offset = segment.base_offset
             torn = await self._recover_segment(segment, producers, epochs)
             if segment.next_offset <= self._recovery_point:
                 self._load_snapshot(producers, segment.next_offset)

@@ -69,8 +69,11 @@ async def _retention_start_offset(log_: "FileLog", now_ms: int, below: int) -> i
     segment is deleted."""
     settings, start_offset, size = log_.settings, log_.start_offset, log_.size
     for segment in list(log_.segments):
-        if not segment.size or segment.next_offset > below:
+        if segment.next_offset > below:
             break
+        if not segment.size:
+            # Compaction has removed all batches. The segment is deleted together with the next segment.
+            continue
         segment.load_timestamps()
         # A segment without timestamps has no age and never expires.
         age_ms = now_ms - segment.max_timestamp if segment.max_timestamp >= 0 else -1

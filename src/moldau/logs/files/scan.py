@@ -53,6 +53,11 @@ class BatchHeader:
         if magic != _MAGIC or self.size < HEADER_SIZE or self.last_offset_delta < 0 or self.base_offset < 0:
             raise CorruptRecordError(f"there is no record batch at position {position}")
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether compaction has removed all records of the batch."""
+        return bool(self.size == HEADER_SIZE)
+
 
 def scan_headers(file: File, position: int, end: int) -> Iterator[BatchHeader]:
     """Yields the headers of the batches from `position`, the start of a batch, to `end`. Raises CorruptRecordError."""

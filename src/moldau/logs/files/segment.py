@@ -240,22 +240,44 @@ class LogSegment:
             if header.last_offset >= offset:
                 yield header
 
-    def position_of(self, offset: int) -> int:
-        """Returns the position of the first batch that ends at or after `offset`; the segment size if there is none."""
-        recent = self._recent_offsets
-        if recent and (offset > recent[0] or not self._recent_positions[0]):
-            found = bisect_left(recent, offset)
-            return self._recent_positions[found] if found < len(recent) else self.size
+    def position_of(self, offset: int, *, skip_empty: bool = False) -> int:
+        """Returns the position of the first batch that ends at or after `offset`; the segment size if there is none.
+
+        With `skip_empty` this is the first such batch with records.
+        """
+        if not self.size:
+            return 0
+        recent, positions = self._recent_offsets, self._recent_positions
+        if recent and (offset > recent[0] or not positions[0]):
+            found, count = bisect_left(recent, offset), len(recent)
+            while found < count:
+                end = positions[found + 1] if found + 1 < count else self.size
+                if not skip_empty or end - positions[found] > HEADER_SIZE:
+                    return positions[found]
+                found += 1
+            return self.size
         for header in self.headers(offset):
-            return header.position
+            if not (skip_empty and header.is_empty):
+                return header.position
         return self.size
+
+    def last_batch(self, offset: int, end: int) -> BatchHeader | None:
+        """Returns the header of the last batch before position `end`, unless the batch ends before `offset`."""
+        last: BatchHeader | None = None
+        if end > 0:
+            for header in scan_headers(self.file, self.batch_start_before(end - 1), end):
+                last = header
+        return last if last is not None and last.last_offset >= offset else None
 
     def next_offset_before(self, position: int) -> int:
         """Returns the end offset of the last batch before `position`, the start of a batch or the segment's end."""
-        end = self.base_offset
-        for header in scan_headers(self.file, self.offset_index.batch_start_before(max(0, position - 1)), position):
-            end = header.last_offset + 1
-        return end
+        last = self.last_batch(self.base_offset, position)
+        return self.base_offset if last is None else last.last_offset + 1
+
+    @property
+    def last_batch_end(self) -> int:
+        """The end offset of the last batch. `next_offset` is higher if compaction has removed later batches."""
+        return self.next_offset_before(self.size)
 
     def batch_start_before(self, position: int) -> int:
         """Returns the last known batch start at or before `position`. Does not read the segment file."""

@@ -137,11 +137,11 @@ class LogSegments:
 
     # Lookups
 
-    def read(self, offset: int, bytes_max: int, below: int, min_one_batch: bool) -> RecordSlices:
+    def read(self, offset: int, bytes_max: int, below: int, min_one_batch: bool, skip_empty: bool) -> RecordSlices:
         segments = self._segments
         for number in range(max(0, bisect_right(self.base_offsets, offset) - 1), len(segments)):
             segment = segments[number]
-            start = segment.position_of(offset)
+            start = segment.position_of(offset, skip_empty=skip_empty)
             end = segment.size if below >= segment.next_offset else segment.position_of(below)
             if start < end:
                 size = end - start
@@ -152,6 +152,16 @@ class LogSegments:
                 return RecordSlices((FileSlice(segment.file, start, size),), size) if size else EMPTY_SLICES
             if end < segment.size:
                 break
+        return self._read_last_batch(offset, bytes_max, below, min_one_batch) if skip_empty else EMPTY_SLICES
+
+    def _read_last_batch(self, offset: int, bytes_max: int, below: int, min_one_batch: bool) -> RecordSlices:
+        for segment in reversed(self.in_range(offset, below)):
+            end = segment.size if below >= segment.next_offset else segment.position_of(below)
+            last = segment.last_batch(offset, end)
+            if last is not None:
+                if last.size > bytes_max and not min_one_batch:
+                    break
+                return RecordSlices((FileSlice(segment.file, last.position, last.size),), last.size)
         return EMPTY_SLICES
 
     def in_range(self, start_offset: int, below: int) -> list[LogSegment]:

@@ -187,13 +187,17 @@ def test_retention_and_compaction_are_postponed_while_the_disk_is_full() -> None
         for number in range(6):
             await append(log, BIG, keys=[b"k"], timestamp_ms=10_000 + number)
         await flush_and_finalize(log)
-        fault = disk.inject("append", "*", error=errno.ENOSPC, times=None)
+        faults = [
+            disk.inject("open", "*.cleaned", error=errno.ENOSPC, times=None),
+            disk.inject("append", "*", error=errno.ENOSPC, times=None),
+        ]
         assert not await log.compact(10_000, 6)
         await log.apply_retention(10_500, 6)
         assert len(await values_of(log)) == 6
         await log.apply_retention(11_003, 6)
         assert log.start_offset == 3
-        disk.faults.remove(fault)
+        for fault in faults:
+            disk.faults.remove(fault)
         assert await log.compact(10_000, 6)
         assert len(await values_of(log)) < 3
 
