@@ -1,5 +1,5 @@
-"""Apache Kafka from its published artifacts: fetched once through Maven into a cache, then run as one process with
-broker and controller on free loopback ports."""
+"""Apache Kafka from its published artifacts: broker, tools and applications, fetched once through Maven into a cache.
+A broker runs as one process with broker and controller on free loopback ports."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ KAFKA_VERSION = "4.3.0"
 COORDINATES = (
     ("org.apache.kafka", "kafka_2.13", KAFKA_VERSION),
     ("org.apache.kafka", "kafka-tools", KAFKA_VERSION),
+    ("org.apache.kafka", "connect-file", KAFKA_VERSION),
+    ("org.apache.kafka", "connect-mirror", KAFKA_VERSION),
+    ("org.apache.kafka", "kafka-streams", KAFKA_VERSION),
     ("org.slf4j", "slf4j-simple", "1.7.36"),
 )
 CACHE = Path(__file__).resolve().parents[2] / ".cache" / "kafka" / KAFKA_VERSION
@@ -64,11 +67,12 @@ def _pom() -> str:
 
 
 def fetch() -> Path:
-    """Returns the directory of Kafka's jars, filled through Maven the first time; raises KafkaUnavailable."""
+    """Returns the directory of Kafka's jars, filled through Maven the first time and when COORDINATES have changed;
+    raises KafkaUnavailable."""
     if shutil.which("java") is None:
         raise KafkaUnavailable("java is not installed")
     jars = CACHE / "jars"
-    if jars.is_dir():
+    if _is_complete(jars):
         return jars
     maven = shutil.which("mvn")
     if maven is None:
@@ -76,22 +80,34 @@ def fetch() -> Path:
     CACHE.mkdir(parents=True, exist_ok=True)
     with open(CACHE / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if jars.is_dir():
-            return jars
-        # Filled under a temporary name, so that an interrupted download is not used.
-        partial = CACHE / "jars.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        (CACHE / "pom.xml").write_text(_pom())
-        command = [maven, "-q", "-B", "-f", str(CACHE / "pom.xml"), "dependency:copy-dependencies"]
-        command += ["-DincludeScope=runtime", f"-DoutputDirectory={partial}"]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            raise KafkaUnavailable(f"Maven did not finish within {FETCH_TIMEOUT_S} s") from None
-        if done.returncode != 0:
-            raise KafkaUnavailable(f"Maven failed: {_tail(done.stdout + done.stderr)}")
-        partial.rename(jars)
+        if not _is_complete(jars):
+            _download(maven, jars)
     return jars
+
+
+def _is_complete(jars: Path) -> bool:
+    """Returns whether the directory has the jars of COORDINATES: its pom.xml tells what it was filled with."""
+    pom = jars / "pom.xml"
+    return pom.is_file() and pom.read_text() == _pom()
+
+
+def _download(maven: str, jars: Path) -> None:
+    # Filled under a temporary name, so that an interrupted download is not used.
+    partial = jars.with_name("jars.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    (partial / "pom.xml").write_text(_pom())
+    command = [maven, "-q", "-B", "-f", str(partial / "pom.xml"), "dependency:copy-dependencies"]
+    command += ["-DincludeScope=runtime", f"-DoutputDirectory={partial}"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        raise KafkaUnavailable(f"Maven did not finish within {FETCH_TIMEOUT_S} s") from None
+    if done.returncode != 0:
+        raise KafkaUnavailable(f"Maven failed: {_tail(done.stdout + done.stderr)}")
+    if jars.exists():
+        shutil.rmtree(jars)
+    partial.rename(jars)
 
 
 def available() -> str | None:

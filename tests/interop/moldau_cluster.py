@@ -1,4 +1,4 @@
-"""Three Moldau nodes, and helpers that tests of Kafka's tools and clients share."""
+"""Clusters of Moldau nodes, and helpers that tests of Kafka's tools and clients share."""
 
 import json
 import re
@@ -22,8 +22,16 @@ GROUPS = {"group.min.session.timeout.ms": "1000"}
 def three_nodes(
     directory: Path, settings: Mapping[str, str] | None = None, racks: Mapping[int, str] | None = None
 ) -> Iterator[BrokerProcessCluster]:
+    with moldau_nodes(directory, 3, settings, racks) as cluster:
+        yield cluster
+
+
+@contextmanager
+def moldau_nodes(
+    directory: Path, count: int, settings: Mapping[str, str] | None = None, racks: Mapping[int, str] | None = None
+) -> Iterator[BrokerProcessCluster]:
     """Starts the nodes; unexpected errors in their logs fail the tests."""
-    with BrokerProcessCluster(directory, settings={**GROUPS, **(settings or {})}, racks=racks) as cluster:
+    with BrokerProcessCluster(directory, count, settings={**GROUPS, **(settings or {})}, racks=racks) as cluster:
         yield cluster
         for node in cluster.nodes.values():
             assert "Traceback" not in node.log_path.read_text()

@@ -2,13 +2,12 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
-from apache_kafka import ApacheKafka, available
+from apache_kafka import available
 from confluent_kafka import Producer as ConfluentProducer
+from kafka_cluster import KafkaCluster
 
 from clients.test_moldau_bulk import *  # noqa: F403 - its tests run here as well, on the cluster below
 from moldau.client import Admin, Cluster, Consumer, Fetcher, Producer, TopicPartition
@@ -22,56 +21,13 @@ PARTITIONS = 6
 NODES = 3
 
 
-class KafkaCluster:
-    """Nodes with broker and controller roles, by id from 1."""
-
-    def __init__(self, directory: Path) -> None:
-        self.nodes = {node: ApacheKafka(directory / f"node-{node}", heap="256m") for node in range(1, NODES + 1)}
-        voters = ",".join(f"{node}@127.0.0.1:{each.controller_port}" for node, each in self.nodes.items())
-        for node, each in self.nodes.items():
-            each.properties.update(
-                {
-                    "node.id": str(node),
-                    "controller.quorum.voters": voters,
-                    "default.replication.factor": "3",
-                    "min.insync.replicas": "2",
-                    "offsets.topic.replication.factor": "3",
-                    "transaction.state.log.replication.factor": "3",
-                    "transaction.state.log.min.isr": "2",
-                    "broker.session.timeout.ms": "3000",
-                    "broker.heartbeat.interval.ms": "500",
-                    "controlled.shutdown.enable": "true",
-                }
-            )
-
-    @property
-    def bootstrap(self) -> str:
-        return ",".join(each.bootstrap for each in self.nodes.values())
-
-    def start(self) -> None:
-        with ThreadPoolExecutor(NODES) as threads:
-            list(threads.map(ApacheKafka.format, self.nodes.values()))
-        for each in self.nodes.values():
-            each.start(wait=False)
-        for each in self.nodes.values():
-            each.wait_until_open()
-
-    def stop(self) -> None:
-        for each in self.nodes.values():
-            each.kill()
-
-
 @pytest.fixture(scope="module")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
     reason = available()
     if reason is not None:
         pytest.skip(f"Apache Kafka is not there: {reason}")
-    cluster = KafkaCluster(tmp_path_factory.mktemp("three"))
-    try:
-        cluster.start()
+    with KafkaCluster(tmp_path_factory.mktemp("three"), NODES) as cluster:
         yield cluster
-    finally:
-        cluster.stop()
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,119 @@
+"""Kafka Connect: workers, and connectors between files and topics."""
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from apache_kafka import free_port
+from application_process import ApplicationProcess, java_application, write_properties
+
+START_TIMEOUT_S = 60
+STANDALONE = "org.apache.kafka.connect.cli.ConnectStandalone"
+DISTRIBUTED = "org.apache.kafka.connect.cli.ConnectDistributed"
+WORKER = {
+    "key.converter": "org.apache.kafka.connect.storage.StringConverter",
+    "value.converter": "org.apache.kafka.connect.storage.StringConverter",
+    "offset.flush.interval.ms": "500",
+    # Connectors are found by their service files; a scan of all classes takes seconds.
+    "plugin.discovery": "service_load",
+    # Retries of a batch are not written twice. Connect switches this off by default.
+    "producer.enable.idempotence": "true",
+}
+STANDALONE_WORKER = {**WORKER}
+DISTRIBUTED_WORKER = {
+    **WORKER,
+    "offset.storage.partitions": "5",
+    "status.storage.partitions": "2",
+    # The tasks of a worker that left are assigned to the others at once.
+    "scheduled.rebalance.max.delay.ms": "0",
+}
+
+
+class ConnectWorker:
+    """A worker process and its REST interface."""
+
+    def __init__(self, process: ApplicationProcess, address: str) -> None:
+        self.process = process
+        self.address = address
+
+    def request(self, method: str, path: str, body: object = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.address + path, data, {"Content-Type": "application/json"}, method=method)
+        with urllib.request.urlopen(request, timeout=30) as response:
+            received = response.read()
+        return json.loads(received) if received else None
+
+    def wait_until_ready(self) -> None:
+        """Waits until the worker is in its group and serves requests."""
+        self.process.wait_until(self._is_ready, "the worker is ready", START_TIMEOUT_S)
+
+    def _is_ready(self) -> bool:
+        try:
+            return bool(self.request("GET", "/health")["status"] == "healthy")
+        except (urllib.error.URLError, ConnectionError):
+            return False
+
+    def wait_until_running(self, *connectors: str) -> None:
+        """Waits until the connectors and their tasks run, one task each."""
+        self.process.wait_until(
+            lambda: all(self.states_of(each) == ["RUNNING", "RUNNING"] for each in connectors),
+            f"{connectors} are running",
+            START_TIMEOUT_S,
+        )
+
+    def states_of(self, connector: str) -> list[str]:
+        """Returns the states of a connector and its tasks; an empty list if the worker does not know it (yet)."""
+        try:
+            status = self.request("GET", f"/connectors/{connector}/status")
+        except (urllib.error.URLError, ConnectionError):
+            return []
+        return [status["connector"]["state"], *(task["state"] for task in status["tasks"])]
+
+
+def standalone_worker(directory: Path, bootstrap: str, connectors: Mapping[str, Mapping[str, object]]) -> ConnectWorker:
+    port = free_port()
+    worker = {
+        **STANDALONE_WORKER,
+        "bootstrap.servers": bootstrap,
+        "listeners": f"http://127.0.0.1:{port}",
+        "offset.storage.file.filename": directory / "offsets",
+    }
+    files = [
+        write_properties(directory / f"{name}.properties", {"name": name, **properties})
+        for name, properties in connectors.items()
+    ]
+    process = java_application(
+        directory / "standalone.log", STANDALONE, write_properties(directory / "worker.properties", worker), *files
+    )
+    return ConnectWorker(process, f"http://127.0.0.1:{port}")
+
+
+def distributed_worker(directory: Path, bootstrap: str, group: str, number: int) -> ConnectWorker:
+    """Starts one worker of a group; the topics of the group are named after it."""
+    port = free_port()
+    worker = {
+        **DISTRIBUTED_WORKER,
+        "bootstrap.servers": bootstrap,
+        "listeners": f"http://127.0.0.1:{port}",
+        "group.id": group,
+        "config.storage.topic": f"{group}-configs",
+        "offset.storage.topic": f"{group}-offsets",
+        "status.storage.topic": f"{group}-status",
+    }
+    process = java_application(
+        directory / f"worker-{number}.log",
+        DISTRIBUTED,
+        write_properties(directory / f"worker-{number}.properties", worker),
+    )
+    return ConnectWorker(process, f"http://127.0.0.1:{port}")
+
+
+def file_source(file: Path, topic: str) -> dict[str, object]:
+    return {"connector.class": "FileStreamSource", "tasks.max": 1, "file": str(file), "topic": topic}
+
+
+def file_sink(file: Path, topic: str) -> dict[str, object]:
+    return {"connector.class": "FileStreamSink", "tasks.max": 1, "file": str(file), "topics": topic}
