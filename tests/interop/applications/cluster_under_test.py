@@ -6,8 +6,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from broker_under_test import AGAINST_KAFKA
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, ClusterMetadata, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, ClusterMetadata, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 from java_clients import poll_until
 from kafka_cluster import KafkaCluster
 from moldau_cluster import moldau_nodes
@@ -63,6 +63,12 @@ class ClusterUnderTest:
     def leader_of(self, topic: str, partition: int = 0) -> int:
         leader: int = self.metadata().topics[topic].partitions[partition].leader
         return leader
+
+    def record_count(self, topic: str) -> int:
+        """Returns the sum of the end offsets of all partitions."""
+        partitions = [TopicPartition(topic, each) for each in self.metadata().topics[topic].partitions]
+        ends = self.admin.list_offsets(dict.fromkeys(partitions, OffsetSpec.latest()))
+        return sum(end.result(20).offset for end in ends.values())
 
     def coordinator_of(self, group: str) -> int:
         async def find() -> int:

@@ -1,0 +1,107 @@
+"""Kafka Streams counts words while a node is killed.
+
+The application uses a repartition topic, a RocksDB store and its changelog topic, with `at_least_once`. Its producers
+are idempotent and the application itself is not restarted during the kill, so the counts are exact.
+"""
+
+import random
+import struct
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from application_process import ApplicationProcess, java_application, write_properties
+from cluster_under_test import ClusterUnderTest
+
+from support.log_reader import all_records
+from support.topics import unique
+
+SOURCE = Path(__file__).parent / "java" / "WordCount.java"
+PARTITIONS = 3
+LINES = 2_000
+WORDS = [f"word{number}" for number in range(200)]
+TIMEOUT_S = 60
+
+
+def make_lines(seed: int) -> list[str]:
+    chance = random.Random(seed)
+    return [" ".join(chance.choices(WORDS, k=5)) for _ in range(LINES)]
+
+
+def count_words(lines: Sequence[str]) -> dict[str, int]:
+    return dict(Counter(word for line in lines for word in line.split()))
+
+
+def word_count(directory: Path, cluster: ClusterUnderTest, name: str, source: str, target: str) -> ApplicationProcess:
+    settings = {
+        "application.id": name,
+        "bootstrap.servers": cluster.bootstrap,
+        "state.dir": directory / "state",
+        "num.stream.threads": 2,
+        "replication.factor": 3,
+        "commit.interval.ms": 200,
+        # Every change of a count is written, not the latest of a commit interval.
+        "statestore.cache.max.bytes": 0,
+        "processing.guarantee": "at_least_once",
+        "consumer.auto.offset.reset": "earliest",
+    }
+    directory.mkdir()
+    properties = write_properties(directory / "streams.properties", settings)
+    return java_application(directory / "streams.log", str(SOURCE), properties, source, target)
+
+
+def send(cluster: ClusterUnderTest, topic: str, lines: Sequence[str], during: Callable[[], None] | None = None) -> None:
+    """Sends lines, with `during` called in the middle."""
+    producer = cluster.producer(linger_ms=0)
+    for number, line in enumerate(lines):
+        producer.produce(topic, line.encode(), partition=number % PARTITIONS)
+        if during is not None:
+            if number == len(lines) // 2:
+                during()
+            if number % 20 == 0:
+                producer.poll(0)
+                time.sleep(0.02)
+    assert producer.flush(60) == 0
+
+
+def wait_for_counts(
+    cluster: ClusterUnderTest, application: ApplicationProcess, topic: str, lines: Sequence[str]
+) -> None:
+    """Waits until all words are counted, and checks that the topic has every count of every word once, in order."""
+    expected = count_words(lines)
+    application.wait_until(
+        lambda: cluster.record_count(topic) >= sum(expected.values()), "all words are counted", TIMEOUT_S
+    )
+    found: dict[str, list[int]] = defaultdict(list)
+    for word, count in read(cluster, topic):
+        found[word].append(int(count))
+    assert found == {word: list(range(1, count + 1)) for word, count in expected.items()}
+
+
+def read(cluster: ClusterUnderTest, topic: str) -> list[tuple[str, bytes]]:
+    """Returns keys and values, by partition and offset."""
+    return [
+        ((record.key or b"").decode(), record.value or b"")
+        for record in all_records(cluster.bootstrap, topic, TIMEOUT_S)
+    ]
+
+
+def test_word_count(cluster: ClusterUnderTest, tmp_path: Path) -> None:
+    name, source, target = unique("wordcount"), unique("lines"), unique("counts")
+    for topic in (source, target):
+        cluster.create_topic(topic, PARTITIONS)
+    first, second, third = make_lines(1), make_lines(2), make_lines(3)
+    send(cluster, source, first)
+    with word_count(tmp_path / "first", cluster, name, source, target) as application:
+        wait_for_counts(cluster, application, target, first)
+        victim = cluster.coordinator_of(name)
+        send(cluster, source, second, during=lambda: cluster.kill(victim))
+        wait_for_counts(cluster, application, target, first + second)
+    stored = {word: struct.unpack(">q", count)[0] for word, count in read(cluster, f"{name}-counts-changelog")}
+    assert stored == count_words(first + second)
+    assert cluster.record_count(f"{name}-words-repartition") == sum(stored.values())
+    # An instance without local state restores its counts from the changelog.
+    with word_count(tmp_path / "second", cluster, name, source, target) as successor:
+        send(cluster, source, third)
+        wait_for_counts(cluster, successor, target, first + second + third)
