@@ -1,13 +1,14 @@
-"""Clusters for applications, shared by all tests of a run; a node that a test kills is restarted for the next test."""
+"""Clusters for applications, shared by all tests; a node that a test kills is restarted for the next test."""
 
 from collections.abc import Iterator
 
 import pytest
 from apache_kafka import available
-from cluster_under_test import ClusterUnderTest, cluster_under_test
+
+from applications.cluster_under_test import ClusterUnderTest, cluster_under_test
 
 
-@pytest.fixture(scope="session", params=["three nodes", "five nodes, one dead"])
+@pytest.fixture(scope="package", params=["three nodes", "five nodes, one dead"])
 def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterUnderTest]:
     reason = available()
     if reason is not None:

@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from apache_kafka import free_port
-from application_process import ApplicationProcess, java_application, write_properties
+
+from applications.application_process import ApplicationProcess, java_application, write_properties
 
 START_TIMEOUT_S = 60
 STANDALONE = "org.apache.kafka.connect.cli.ConnectStandalone"
 DISTRIBUTED = "org.apache.kafka.connect.cli.ConnectDistributed"
+NOT_READY = (404, 409, 503)
+"""HTTP statuses of a worker that starts, does not know a connector yet, or whose group rebalances."""
+
 WORKER = {
     "key.converter": "org.apache.kafka.connect.storage.StringConverter",
     "value.converter": "org.apache.kafka.connect.storage.StringConverter",
@@ -22,7 +26,6 @@ WORKER = {
     # Retries of a batch are not written twice. Connect switches this off by default.
     "producer.enable.idempotence": "true",
 }
-STANDALONE_WORKER = {**WORKER}
 DISTRIBUTED_WORKER = {
     **WORKER,
     "offset.storage.partitions": "5",
@@ -39,44 +42,63 @@ class ConnectWorker:
         self.process = process
         self.address = address
 
-    def request(self, method: str, path: str, body: object = None) -> Any:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.address + path, data, {"Content-Type": "application/json"}, method=method)
-        with urllib.request.urlopen(request, timeout=30) as response:
-            received = response.read()
-        return json.loads(received) if received else None
-
     def wait_until_ready(self) -> None:
         """Waits until the worker is in its group and serves requests."""
-        self.process.wait_until(self._is_ready, "the worker is ready", START_TIMEOUT_S)
+        self.process.wait_until(
+            lambda: (self._request("GET", "/health") or {}).get("status") == "healthy",
+            "the worker is ready",
+            START_TIMEOUT_S,
+        )
 
-    def _is_ready(self) -> bool:
-        try:
-            return bool(self.request("GET", "/health")["status"] == "healthy")
-        except (urllib.error.URLError, ConnectionError):
-            return False
+    def create_connector(self, name: str, configuration: Mapping[str, object]) -> None:
+        self.process.wait_until(
+            lambda: self._request("PUT", f"/connectors/{name}/config", configuration) is not None,
+            f"{name} is created",
+            START_TIMEOUT_S,
+        )
 
     def wait_until_running(self, *connectors: str) -> None:
         """Waits until the connectors and their tasks run, one task each."""
         self.process.wait_until(
-            lambda: all(self.states_of(each) == ["RUNNING", "RUNNING"] for each in connectors),
+            lambda: all(self._states_of(each) == ["RUNNING", "RUNNING"] for each in connectors),
             f"{connectors} are running",
             START_TIMEOUT_S,
         )
 
-    def states_of(self, connector: str) -> list[str]:
-        """Returns the states of a connector and its tasks; an empty list if the worker does not know it (yet)."""
+    def wait_for_offset(self, connector: str, partition: object, offset: object) -> None:
+        """Waits until this is the only offset that the connector has stored."""
+        expected = {"offsets": [{"partition": partition, "offset": offset}]}
+        self.process.wait_until(
+            lambda: self._request("GET", f"/connectors/{connector}/offsets") == expected,
+            f"{connector} has stored {expected}",
+            START_TIMEOUT_S,
+        )
+
+    def _states_of(self, connector: str) -> list[str]:
+        """Returns the states of a connector and its tasks."""
+        status = self._request("GET", f"/connectors/{connector}/status")
+        return [] if status is None else [each["state"] for each in (status["connector"], *status["tasks"])]
+
+    def _request(self, method: str, path: str, body: object = None) -> Any:
+        """Returns None if the worker is not ready for the request."""
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.address + path, data, {"Content-Type": "application/json"}, method=method)
         try:
-            status = self.request("GET", f"/connectors/{connector}/status")
+            with urllib.request.urlopen(request, timeout=30) as response:
+                return json.load(response)
+        except urllib.error.HTTPError as error:
+            if error.code not in NOT_READY:
+                raise
         except (urllib.error.URLError, ConnectionError):
-            return []
-        return [status["connector"]["state"], *(task["state"] for task in status["tasks"])]
+            # It does not listen yet.
+            pass
+        return None
 
 
 def standalone_worker(directory: Path, bootstrap: str, connectors: Mapping[str, Mapping[str, object]]) -> ConnectWorker:
     port = free_port()
     worker = {
-        **STANDALONE_WORKER,
+        **WORKER,
         "bootstrap.servers": bootstrap,
         "listeners": f"http://127.0.0.1:{port}",
         "offset.storage.file.filename": directory / "offsets",

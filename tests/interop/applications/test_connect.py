@@ -10,9 +10,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from cluster_under_test import ClusterUnderTest
-from connect import ConnectWorker, distributed_worker, file_sink, file_source, standalone_worker
-
+from applications.cluster_under_test import ClusterUnderTest
+from applications.connect import ConnectWorker, distributed_worker, file_sink, file_source, standalone_worker
 from support.log_reader import all_records
 from support.topics import unique
 
@@ -48,68 +47,71 @@ def append_during_kill(
 
 
 def check_repeats(delivered: list[str], expected: list[str]) -> None:
-    """Checks at-least-once delivery: the lines are in order, but some positions before the end may begin again."""
-    position = 0
+    """Checks at-least-once delivery: each line follows its predecessor, or delivery begins again at an earlier line."""
+    index_of = {line: index for index, line in enumerate(expected)}
+    previous = -1
     for line in delivered:
-        index = expected.index(line)
-        assert index <= position, f"{expected[position]!r} is missing before {line!r}"
-        position = max(position, index + 1)
-    assert position == len(expected), f"{expected[position]!r} and what follows are missing"
+        assert index_of[line] <= previous + 1, f"{expected[previous + 1]!r} is missing before {line!r}"
+        previous = index_of[line]
+    assert previous == len(expected) - 1, f"{expected[previous + 1]!r} and the lines after it are missing"
 
 
-def values(cluster: ClusterUnderTest, topic: str) -> list[str]:
-    return [(record.value or b"").decode() for record in all_records(cluster.bootstrap, topic, 60)]
+def wait_until_copied(worker: ConnectWorker, sink: Path, expected: list[str]) -> None:
+    worker.process.wait_until(lambda: read(sink)[-1:] == expected[-1:], "all lines are copied", COPY_TIMEOUT_S)
+
+
+def check_after_kill(cluster: ClusterUnderTest, topic: str, sink: Path, expected: list[str]) -> None:
+    assert [(record.value or b"").decode() for record in all_records(cluster.bootstrap, topic, 60)] == expected
+    check_repeats(read(sink), expected)
 
 
 def test_standalone_worker(cluster: ClusterUnderTest, tmp_path: Path) -> None:
     topic, source, sink = unique("lines"), tmp_path / "source.txt", tmp_path / "sink.txt"
+    source_name, sink_name = unique("source"), unique("sink")
     cluster.create_topic(topic)
     append(source, lines(0, LINES))
-    connectors = {"source": file_source(source, topic), "sink": file_sink(sink, topic)}
+    connectors = {source_name: file_source(source, topic), sink_name: file_sink(sink, topic)}
     worker = standalone_worker(tmp_path, cluster.bootstrap, connectors)
     with worker.process:
-        worker.process.wait_until(lambda: len(read(sink)) >= LINES, "all lines are copied", COPY_TIMEOUT_S)
+        wait_until_copied(worker, sink, lines(0, LINES))
         assert read(sink) == lines(0, LINES)
         victim = cluster.leader_of(topic)
         append_during_kill(source, sink, lines(LINES, 2 * LINES), worker, lambda: cluster.kill(victim))
-        last = lines(2 * LINES - 1, 2 * LINES)[0]
-        worker.process.wait_until(lambda: last in read(sink), "all lines are copied after the kill", COPY_TIMEOUT_S)
-        worker.wait_until_running("source", "sink")
-    assert values(cluster, topic) == lines(0, 2 * LINES)
-    check_repeats(read(sink), lines(0, 2 * LINES))
+        wait_until_copied(worker, sink, lines(0, 2 * LINES))
+        worker.wait_until_running(source_name, sink_name)
+    check_after_kill(cluster, topic, sink, lines(0, 2 * LINES))
 
 
 def test_distributed_workers(cluster: ClusterUnderTest, tmp_path: Path) -> None:
-    """Two workers; later a third one takes over with what the topics of the group have stored."""
-    topic, group, source, sink = unique("lines"), unique("connect"), tmp_path / "source.txt", tmp_path / "sink.txt"
+    """Two workers copy; later another one continues with what the topics of their group have stored."""
+    topic, group, source, sink = unique("lines"), unique("workers"), tmp_path / "source.txt", tmp_path / "sink.txt"
+    source_name, sink_name = unique("source"), unique("sink")
     cluster.create_topic(topic)
     append(source, lines(0, LINES))
     with ExitStack() as stack:
         workers = [distributed_worker(tmp_path, cluster.bootstrap, group, number) for number in (1, 2)]
         for each in workers:
             stack.enter_context(each.process)
+        for each in workers:
+            each.wait_until_ready()
+        # Each of them accepts requests for the whole group.
+        workers[0].create_connector(source_name, file_source(source, topic))
+        workers[1].create_connector(sink_name, file_sink(sink, topic))
         worker = workers[0]
-        worker.wait_until_ready()
-        for name, configuration in (("source", file_source(source, topic)), ("sink", file_sink(sink, topic))):
-            worker.request("PUT", f"/connectors/{name}/config", configuration)
-        worker.wait_until_running("source", "sink")
-        worker.process.wait_until(lambda: len(read(sink)) >= LINES, "all lines are copied", COPY_TIMEOUT_S)
+        wait_until_copied(worker, sink, lines(0, LINES))
         assert read(sink) == lines(0, LINES)
         victim = cluster.coordinator_of(group)
         append_during_kill(source, sink, lines(LINES, 2 * LINES), worker, lambda: cluster.kill(victim))
-        last = lines(2 * LINES - 1, 2 * LINES)[0]
-        worker.process.wait_until(lambda: last in read(sink), "all lines are copied after the kill", COPY_TIMEOUT_S)
-        worker.wait_until_running("source", "sink")
-    check_repeats(read(sink), lines(0, 2 * LINES))
-    assert values(cluster, topic) == lines(0, 2 * LINES)
-    delivered = read(sink)
+        wait_until_copied(worker, sink, lines(0, 2 * LINES))
+        worker.wait_until_running(source_name, sink_name)
+    check_after_kill(cluster, topic, sink, lines(0, 2 * LINES))
+    copied = read(sink)
     append(source, lines(2 * LINES, 3 * LINES))
     successor = distributed_worker(tmp_path, cluster.bootstrap, group, 3)
     with successor.process:
-        successor.wait_until_running("source", "sink")
-        last = lines(3 * LINES - 1, 3 * LINES)[0]
-        successor.process.wait_until(lambda: last in read(sink), "the new lines are copied", COPY_TIMEOUT_S)
-        offsets = successor.request("GET", "/connectors/source/offsets")
-    assert read(sink) == delivered + lines(2 * LINES, 3 * LINES)
-    assert values(cluster, topic) == lines(0, 3 * LINES)
-    assert offsets
+        wait_until_copied(successor, sink, lines(0, 3 * LINES))
+        successor.wait_for_offset(source_name, {"filename": str(source)}, {"position": source.stat().st_size})
+        end = {"kafka_offset": 3 * LINES}
+        successor.wait_for_offset(sink_name, {"kafka_topic": topic, "kafka_partition": 0}, end)
+    assert read(sink) == copied + lines(2 * LINES, 3 * LINES)
+    check_after_kill(cluster, topic, sink, lines(0, 3 * LINES))

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 from apache_kafka import ApacheKafka
-from application_process import ApplicationProcess, java_application, write_properties
 from broker_under_test import AGAINST_KAFKA
-from cluster_under_test import REPLICAS, ClusterUnderTest
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
+from applications.application_process import ApplicationProcess, java_application, write_properties
+from applications.cluster_under_test import REPLICAS, ClusterUnderTest
 from support.broker_process import BrokerProcess
 from support.log_reader import all_records
 from support.topics import unique

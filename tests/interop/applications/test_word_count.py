@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from application_process import ApplicationProcess, java_application, write_properties
-from cluster_under_test import ClusterUnderTest
-from python_environment import EnvironmentUnavailable, python_with
 
+from applications.application_process import ApplicationProcess, java_application, write_properties
+from applications.cluster_under_test import ClusterUnderTest
+from applications.python_environment import EnvironmentUnavailable, python_with
 from support.log_reader import all_records
 from support.topics import unique
 

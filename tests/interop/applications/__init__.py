@@ -1,0 +1,1 @@
+"""Applications that use Kafka, run unchanged on clusters that lose a node."""
