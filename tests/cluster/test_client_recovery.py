@@ -1,4 +1,5 @@
-"""What clients get after `kill -9` of a leader: never the dead leader without an error, and soon the next one."""
+"""What clients get when a leader dies or stops: never the dead leader without an error, and soon the next one, which
+accepts writes at once."""
 
 import threading
 import time
@@ -10,9 +11,9 @@ import pytest
 from moldau.server.broker_availability import FENCED_LISTED_MS
 from support.broker_process_cluster import BrokerProcessCluster
 from support.topics import unique
-from support.wire import METADATA, WireClient
+from support.wire import METADATA, PRODUCE, WireClient, batch, produce_tree
 
-LEADER_NOT_AVAILABLE = 5
+LEADER_NOT_AVAILABLE, NOT_LEADER_OR_FOLLOWER = 5, 6
 OBSERVED_S = 3.0
 TIMEOUT_S = 60.0
 
@@ -82,6 +83,53 @@ def test_no_node_names_the_dead_leader(cluster: BrokerProcessCluster, round_numb
             )
             assert victim in answer.brokers, "a client must be able to move its partitions before the broker vanishes"
         assert all(code == 0 for _, code in reader.answers[-1].leaders)
+    cluster.start(victim)
+    cluster.wait_in_sync(topic)
+
+
+def produce_to(wire: WireClient, topic: str) -> tuple[int, int]:
+    """Produces to partition 0 and returns the error code and the leader that the response names, -1 if none."""
+    response = wire.request(PRODUCE, 10, produce_tree(topic, batch()))
+    (partition,) = response["responses"][0]["partition_responses"]
+    return partition["error_code"], partition["current_leader"]["leader_id"]
+
+
+@pytest.mark.parametrize("round_number", range(3))
+def test_the_next_leader_accepts_writes_as_soon_as_a_node_names_it(
+    cluster: BrokerProcessCluster, round_number: int
+) -> None:
+    topic = unique()
+    cluster.create_topic(topic)
+    cluster.wait_in_sync(topic)
+    victim = cluster.leader_of(topic)
+    wires = {node_id: WireClient(node.bootstrap) for node_id, node in cluster.nodes.items() if node_id != victim}
+    reader = MetadataReader(cluster.nodes[sorted(wires)[round_number % 2]].bootstrap, topic)
+    cluster.kill(victim)
+    ((leader, code),) = reader.read().leaders
+    if code != LEADER_NOT_AVAILABLE:
+        assert produce_to(wires[leader], topic) == (0, -1)
+    cluster.start(victim)
+    cluster.wait_in_sync(topic)
+
+
+@pytest.mark.parametrize("round_number", range(3))
+def test_a_stopping_leader_names_the_next_one_when_that_accepts_writes(
+    cluster: BrokerProcessCluster, round_number: int
+) -> None:
+    topic = unique()
+    cluster.create_topic(topic)
+    cluster.wait_in_sync(topic)
+    victim = cluster.leader_of(topic)
+    wires = {node_id: WireClient(node.bootstrap) for node_id, node in cluster.nodes.items()}
+    assert produce_to(wires[victim], topic) == (0, -1)
+    stopping = threading.Thread(target=cluster.nodes[victim].stop)
+    stopping.start()
+    code, leader = 0, -1
+    while code == 0:
+        code, leader = produce_to(wires[victim], topic)
+    assert (code, leader > 0) == (NOT_LEADER_OR_FOLLOWER, True)
+    assert produce_to(wires[leader], topic) == (0, -1)
+    stopping.join()
     cluster.start(victim)
     cluster.wait_in_sync(topic)
 

@@ -40,6 +40,8 @@ from moldau.settings.broker import BrokerSettings
 log = get_logger("broker_lifecycle")
 
 EXPIRED_MS = -1
+HANDOVER_WAIT_MS = 100
+"""How long a response waits until the other brokers have applied a change of leaders. They need some milliseconds."""
 
 
 class HeartbeatChannel(Protocol):
@@ -160,6 +162,19 @@ class BrokerLifecycleManager:
         self._step(ShutdownRequested())
         while not self._has_stopped:
             await self._stepped.wait()
+
+    async def wait_for_handover(self) -> None:
+        """Waits while a controlled shutdown moves leadership, but not longer than HANDOVER_WAIT_MS.
+
+        Afterwards the other brokers know the new leaders, so a client that gets an error from this broker can continue
+        with them.
+        """
+        deadline_ms = self._clock.monotonic_ms() + HANDOVER_WAIT_MS
+        while self._state.phase is BrokerState.CONTROLLED_SHUTDOWN and not self._is_closed:
+            left_ms = deadline_ms - self._clock.monotonic_ms()
+            if left_ms <= 0:
+                return
+            await self._stepped.wait(left_ms)
 
     async def close(self) -> None:
         self._is_closed = True

@@ -267,11 +267,28 @@ class QuorumController:
         await self._wait_until_published()
 
     async def heartbeat(self, beat: BrokerHeartbeat) -> BrokerHeartbeatReply:
+        """Processes a heartbeat. If the broker wants to shut down, waits until it may, but not for long."""
         tasks = self._require_active()
         now_ms = self._clock.monotonic_ms()
         confirmed_age_ms = self._quorum_contact_age_ms(now_ms)
         if tasks.heartbeat_manager.touch(beat, now_ms):
             self._readiness_changed.notify_all()
+        reply = await self._process_heartbeat(tasks, beat)
+        # Respond well before the broker's timeout for heartbeats, which is two intervals.
+        deadline_ms = now_ms + self._settings.static.broker_heartbeat_interval_ms // 2
+        while beat.want_shut_down and not reply.should_shut_down:
+            left_ms = deadline_ms - self._clock.monotonic_ms()
+            if left_ms <= 0:
+                break
+            await self._readiness_changed.wait(left_ms)
+            if self._tasks is not tasks:
+                raise _not_controller_error()
+            reply = await self._process_heartbeat(tasks, beat)
+        return BrokerHeartbeatReply(
+            reply.is_caught_up, reply.is_fenced, reply.should_shut_down, confirmed_age_ms=confirmed_age_ms
+        )
+
+    async def _process_heartbeat(self, tasks: BackgroundTasks, beat: BrokerHeartbeat) -> BrokerHeartbeatReply:
         try:
             outcome: HeartbeatOutcome = await self._runtime.submit(
                 lambda state: process_broker_heartbeat(state, beat, tasks.heartbeat_manager),
@@ -290,9 +307,7 @@ class QuorumController:
             session.controlled_shutdown_offset = outcome.controlled_shutdown_offset
             if reply.should_shut_down:
                 tasks.heartbeat_manager.expire_session(beat.broker_id, beat.broker_epoch, self._clock.monotonic_ms())
-        return BrokerHeartbeatReply(
-            reply.is_caught_up, reply.is_fenced, reply.should_shut_down, confirmed_age_ms=confirmed_age_ms
-        )
+        return reply
 
     def _update_liveness(self, tasks: BackgroundTasks, state: ControllerState, beat: BrokerHeartbeat) -> None:
         """Stores the offline replicas that the heartbeat reports, and starts a session if the broker has none."""

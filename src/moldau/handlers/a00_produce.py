@@ -16,6 +16,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 from uuid import UUID
 
@@ -38,6 +39,7 @@ from moldau.errors import (
     UnknownTopicIdError,
     UnsupportedCompressionError,
 )
+from moldau.metadata.image import MetadataImage
 from moldau.network.connection import CloseConnectionError
 from moldau.partitions.partition import LogAppendInfo, Partition
 from moldau.records.batch import NO_TIMESTAMP, Batch
@@ -111,7 +113,11 @@ async def produce(request: ProduceRequest, session: RequestContext, broker: Brok
     if acks == ACKS_NONE:
         return None
     _check_leases(appended)
-    return _response(topics, session, broker)
+    response = _response(topics, session, broker)
+    if response["node_endpoints"]:
+        # The response names new leaders. If this broker is shutting down, they may not know yet that they lead.
+        await broker.lifecycle.wait_for_handover()
+    return response
 
 
 async def _append(
@@ -121,6 +127,9 @@ async def _append(
     topics: list[_TopicResult] = []
     succeeded: list[_PartitionResult] = []
     record_errors_left = RECORD_ERRORS_MAX
+    if broker.availability.suspected:
+        # A client may know the next leader, which is this broker, a moment before this broker knows it.
+        await broker.availability.wait_for_successors(partial(_leaders, request.topic_data))
     duplicates = _duplicate_partitions(request.topic_data)
     for topic in request.topic_data:
         name, topic_id = topic.name, topic.topic_id
@@ -155,6 +164,17 @@ def _note_unflushed(appended: Sequence[_PartitionResult], session: RequestContex
     for result in appended:
         assert result.partition is not None
         session.connection.unflushed[result.partition.name] = None
+
+
+def _leaders(topics: Sequence[ProduceRequestTopicData], image: MetadataImage) -> set[int]:
+    """Returns the leaders of the partitions in the request."""
+    leaders = set()
+    for topic in topics:
+        found = image.topics.get(topic.name or "") if topic.topic_id is None else image.topic_by_id(topic.topic_id)
+        if found is not None:
+            indexes = {data.index for data in topic.partition_data}
+            leaders |= {partition.leader for partition in found.partitions if partition.index in indexes}
+    return leaders
 
 
 def _duplicate_partitions(topics: list[ProduceRequestTopicData]) -> set[tuple[str | UUID | None, int]]:

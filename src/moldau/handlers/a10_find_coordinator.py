@@ -11,7 +11,8 @@ from typing import cast
 
 from moldau.error_codes import error_code, error_message
 from moldau.errors import CoordinatorNotAvailableError, InvalidRequestError, MoldauError
-from moldau.metadata.image import Endpoint
+from moldau.groups.offsets_topic import OFFSETS_TOPIC
+from moldau.metadata.image import Endpoint, MetadataImage
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.cluster_view import reachable_brokers
 from moldau.wire.messages import FindCoordinatorRequest, FindCoordinatorResponse, FindCoordinatorResponseCoordinator
@@ -28,6 +29,7 @@ async def find_coordinator(
     request: FindCoordinatorRequest, session: RequestContext, broker: Broker
 ) -> FindCoordinatorResponse:
     key_type, listener = request.key_type, session.connection.listener
+    await broker.availability.wait_for_successors(_offsets_topic_leaders)
     if session.api_version < BATCHED_KEYS_VERSION:
         found = await _coordinator(key_type, request.key or "", listener, broker)
         # Responses before version 4 have the fields of their only coordinator at the top level.
@@ -39,6 +41,11 @@ async def find_coordinator(
         if len(coordinators) % KEYS_PER_ITERATION == 0:
             await asyncio.sleep(0)
     return {"coordinators": coordinators}
+
+
+def _offsets_topic_leaders(image: MetadataImage) -> set[int]:
+    topic = image.topics.get(OFFSETS_TOPIC)
+    return set() if topic is None else {partition.leader for partition in topic.partitions}
 
 
 async def _coordinator(key_type: int, key: str, listener: str, broker: Broker) -> FindCoordinatorResponseCoordinator:
@@ -59,6 +66,6 @@ async def _find_coordinator(key_type: int, key: str, listener: str, broker: Brok
     else:
         raise InvalidRequestError(f"there is no coordinator for keys of type {key_type}")
     for each, endpoint in reachable_brokers(broker.metadata.image, listener):
-        if each.broker_id == node_id:
+        if each.broker_id == node_id and node_id not in broker.availability.suspected:
             return each.broker_id, endpoint
     raise CoordinatorNotAvailableError(f"the coordinator, node {node_id}, is not reachable")

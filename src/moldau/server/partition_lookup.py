@@ -58,10 +58,13 @@ def current_leader(
     """Returns the leader to use after `error` (KIP-951); None if it is unknown or `error` is not about the leader."""
     if topic is None or not isinstance(error, NotLeaderOrFollowerError | FencedLeaderEpochError):
         return None
+    suspected = broker.availability.suspected
     if isinstance(error, NotLeaderOrFollowerError) and error.leader_id >= 0:
+        if error.leader_id in suspected:
+            return None
         return {"leader_id": error.leader_id, "leader_epoch": error.leader_epoch}
     partition = broker.metadata.image.partition(topic, index)
-    if partition is None or partition.leader < 0:
+    if partition is None or partition.leader < 0 or partition.leader in suspected:
         return None
     if partition.leader == broker.broker_id and isinstance(error, NotLeaderOrFollowerError):
         # The lease of this broker has expired, so this broker cannot know the next leader.

@@ -2,6 +2,9 @@
 
 import asyncio
 
+from moldau.broker_lifecycle.manager import HANDOVER_WAIT_MS
+from moldau.broker_lifecycle.state import BrokerState
+from moldau.controller.requests import BrokerHeartbeat
 from support.controller_cluster import ControllerCluster, run_on_virtual_time
 from support.controller_cluster_helpers import INTERVAL_MS, SESSION_MS, is_fenced, orders, with_topic
 
@@ -24,6 +27,33 @@ def test_a_controlled_shutdown_moves_leadership_before_it_completes() -> None:
         began_ms = cluster.clock.monotonic_ms()
         await cluster.add(2, previous_epoch=epoch).start()
         assert cluster.clock.monotonic_ms() - began_ms < 100
+
+    run_on_virtual_time(scenario)
+
+
+def test_a_shutdown_takes_no_longer_than_the_other_brokers_need() -> None:
+    async def scenario(cluster: ControllerCluster) -> None:
+        await cluster.boot(1, 2, 3)
+        await with_topic(cluster, [2, 3, 1])
+        for broker_id in (2, 1):
+            began_ms = cluster.clock.monotonic_ms()
+            await cluster.nodes[broker_id].lifecycle.shut_down()
+            assert cluster.clock.monotonic_ms() - began_ms < INTERVAL_MS // 10
+
+    run_on_virtual_time(scenario)
+
+
+def test_a_heartbeat_of_a_stopping_broker_is_answered_before_it_times_out() -> None:
+    async def scenario(cluster: ControllerCluster) -> None:
+        await cluster.boot(1, 2, 3)
+        await with_topic(cluster, [2, 1])
+        cluster.nodes[3].cut_off()
+        epoch = cluster.nodes[2].lifecycle.broker_epoch
+        beat = BrokerHeartbeat(2, epoch, 0, want_shut_down=True)
+        began_ms = cluster.clock.monotonic_ms()
+        reply = await cluster.nodes[1].controller.heartbeat(beat)
+        assert not reply.should_shut_down
+        assert cluster.clock.monotonic_ms() - began_ms <= INTERVAL_MS
 
     run_on_virtual_time(scenario)
 
@@ -79,5 +109,39 @@ def test_a_shutdown_continues_with_the_next_controller() -> None:
         await leaving
         assert is_fenced(cluster, 3)
         assert orders(cluster).leader == 2
+
+    run_on_virtual_time(scenario)
+
+
+def test_a_broker_waits_for_the_handover_only_while_it_shuts_down() -> None:
+    async def scenario(cluster: ControllerCluster) -> None:
+        await cluster.boot(1, 2, 3)
+        await with_topic(cluster, [2, 3, 1])
+        lifecycle, clock = cluster.nodes[2].lifecycle, cluster.clock
+        began_ms = clock.monotonic_ms()
+        await lifecycle.wait_for_handover()
+        assert clock.monotonic_ms() == began_ms
+        leaving = asyncio.ensure_future(lifecycle.shut_down())
+        await cluster.until(lambda: lifecycle.phase is BrokerState.CONTROLLED_SHUTDOWN)
+        await lifecycle.wait_for_handover()
+        assert lifecycle.phase is BrokerState.STOPPED
+        for other in (1, 3):
+            assert cluster.nodes[other].loader.image.topics["orders"].partitions[0].leader == 3
+        await leaving
+
+    run_on_virtual_time(scenario)
+
+
+def test_the_wait_for_the_handover_is_limited() -> None:
+    async def scenario(cluster: ControllerCluster) -> None:
+        await cluster.boot(1, 2, 3)
+        await with_topic(cluster, [2, 1])
+        cluster.nodes[3].cut_off()
+        leaving = asyncio.ensure_future(cluster.nodes[2].lifecycle.shut_down())
+        await cluster.until(lambda: cluster.nodes[2].lifecycle.phase is BrokerState.CONTROLLED_SHUTDOWN)
+        began_ms = cluster.clock.monotonic_ms()
+        await cluster.nodes[2].lifecycle.wait_for_handover()
+        assert HANDOVER_WAIT_MS <= cluster.clock.monotonic_ms() - began_ms <= HANDOVER_WAIT_MS + 20
+        await leaving
 
     run_on_virtual_time(scenario)

@@ -21,7 +21,7 @@ from moldau.partitions.partition import Partition
 from moldau.server.api import ClientConnection, RequestContext
 from moldau.testing import Broker
 from moldau.wire.api_keys import ApiKey
-from support.admin_broker import decoded_request
+from support.admin_broker import FakeAvailability, decoded_request
 from support.replicas import batch
 
 OFFSET_OUT_OF_RANGE, NOT_LEADER, REQUEST_TIMED_OUT = 1, 6, 7
@@ -267,6 +267,32 @@ def test_a_request_to_a_non_leader_returns_the_leader_and_its_endpoint() -> None
         assert result["error_code"] == NOT_LEADER
         assert result["current_leader"] == {"leader_id": 2, "leader_epoch": EPOCH + 1}
         assert [each["node_id"] for each in response["node_endpoints"]] == [2]
+
+    with_harness(scenario)
+
+
+def test_a_leader_whose_process_has_probably_ended_is_not_named() -> None:
+    async def scenario(harness: LeaderHarness) -> None:
+        await harness.role(leader=2, epoch=EPOCH + 1)
+        fake: Any = FakeAvailability(harness.node.metadata)
+        fake.suspected = {2}
+        harness.node.availability = fake
+        for more in ({"version": 10}, {"version": 16, "epoch": EPOCH}):
+            response = await harness.fetch(0, **more)
+            [result] = response["responses"][0]["partitions"]
+            assert result["error_code"] in (NOT_LEADER, FENCED)
+            assert (result.get("current_leader"), response["node_endpoints"]) == (None, [])
+        data = {"index": 0, "records": batch(b"a").to_bytes()}
+        for topic in ({"name": "orders"}, {"topic_id": harness.partition.topic_id}):
+            version = 10 if "name" in topic else 13
+            written = decoded_request(
+                ApiKey.PRODUCE, version, acks=-1, timeout=1000, topic_data=[{**topic, "partition_data": [data]}]
+            )
+            fake.waited_for = ()
+            response = await produce(written, harness.session(version), harness.node)
+            assert fake.waited_for == {2}
+            [result] = response["responses"][0]["partition_responses"]
+            assert (result["error_code"], result["current_leader"]) == (NOT_LEADER, None)
 
     with_harness(scenario)
 

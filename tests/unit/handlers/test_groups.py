@@ -1,6 +1,7 @@
 """Group requests in every version: what the coordinator gets and what clients get back."""
 
 import asyncio
+import dataclasses
 import random
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -36,7 +37,7 @@ from moldau.groups.requests import (
 )
 from moldau.handlers import REGISTRY
 from moldau.handlers.a10_find_coordinator import find_coordinator
-from moldau.metadata.image import NO_LEADER, PartitionRegistration
+from moldau.metadata.image import NO_LEADER, PartitionRegistration, TopicImage
 from moldau.server.api import Broker, ClientConnection, RequestContext
 from moldau.server.dispatcher import Dispatcher
 from moldau.wire.api_keys import ApiKey
@@ -160,6 +161,16 @@ def test_a_missing_coordinator_is_a_retriable_error(broker: GroupBroker, version
     assert find(broker, version, "g") == [(15, -1, "", -1)]
     broker.groups.error = CoordinatorNotAvailableError("the topic cannot be made")
     assert find(broker, version, "g") == [(15, -1, "", -1)]
+
+
+def test_a_coordinator_whose_process_has_probably_ended_is_not_named(broker: GroupBroker) -> None:
+    offsets = TopicImage("__consumer_offsets", topic_id(9), (PartitionRegistration(0, (1,), (1,), 7, 0, 0),))
+    topics = {**broker.metadata.image.topics, "__consumer_offsets": offsets}
+    broker.metadata.image = dataclasses.replace(broker.metadata.image, topics=topics)
+    assert find(broker, 4, "g") == [(0, 1, "host1", 9001)]
+    assert broker.availability.waited_for == {7}
+    broker.availability.suspected = {1}
+    assert find(broker, 4, "g") == [(15, -1, "", -1)]
 
 
 def test_each_key_has_its_own_coordinator(broker: GroupBroker) -> None:
