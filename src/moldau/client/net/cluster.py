@@ -38,6 +38,7 @@ class Retry:
 
     def __init__(self, backoff: Backoff, timeout_ms: int) -> None:
         self._backoff = backoff
+        self._cause: KafkaError | None = None
         self._deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
 
     @property
@@ -53,6 +54,15 @@ class Retry:
         if asyncio.get_running_loop().time() + delay_s >= self._deadline:
             raise error
         await asyncio.sleep(delay_s)
+
+    def cause(self, error: KafkaError) -> KafkaError:
+        """Returns the error of an earlier attempt if this attempt timed out, because it shows the cause better.
+
+        This is for queries. The outcome of a change that timed out is unknown, and its caller must be told so.
+        """
+        if self._cause is None or not isinstance(error, RequestTimedOutError):
+            self._cause = error
+        return self._cause
 
 
 class _InFlightRefresh(NamedTuple):
@@ -118,15 +128,12 @@ class Cluster:
         if self._refresh_task is not None:
             return
         retry = self.retry()
-        failure: KafkaError | None = None
         while True:
             try:
                 await self.refresh(timeout_ms=retry.remaining_ms)
                 break
             except KafkaError as error:
-                # If this attempt timed out, raise the error of an earlier attempt, because it shows the cause better.
-                failure = failure if failure and isinstance(error, RequestTimedOutError) else error
-                await retry.wait_or_raise(failure)
+                await retry.wait_or_raise(retry.cause(error))
         if self._refresh_task is not None:
             return
         self._refresh_task = asyncio.get_running_loop().create_task(
@@ -341,7 +348,7 @@ class Cluster:
                 await self.refresh(missing, create=create, timeout_ms=retry.remaining_ms)
                 self._check_topics_exist(missing)
             except KafkaError as error:
-                await retry.wait_or_raise(error)
+                await retry.wait_or_raise(retry.cause(error))
 
     async def leader_of(self, partition: TopicPartition, *, timeout_ms: int | None = None) -> int:
         """Waits until a partition has a leader and returns the leader. Raises KafkaError after the timeout."""
@@ -356,7 +363,7 @@ class Cluster:
                 if found.leader == NO_LEADER:
                     raise KafkaError(ErrorCode.leader_not_available, f"{partition} has no leader")
             except KafkaError as error:
-                await retry.wait_or_raise(error)
+                await retry.wait_or_raise(retry.cause(error))
         return leader
 
     def _check_topics_exist(self, topics: Iterable[str]) -> None:

@@ -204,8 +204,8 @@ def _user_error(
             )
         case ErrorCode.unknown_topic_or_partition:
             text = (
-                f"the topic {topic!r} does not exist, and the broker at {options.bootstrap} does "
-                "not create topics automatically: create it, or correct the name"
+                f"the topic {topic!r} does not exist, and the broker at {options.bootstrap} did "
+                "not create it: create it, or correct the name"
             )
         case ErrorCode.invalid_topic_exception:
             text = f"{topic!r} is not a valid topic name ({error}): correct it"

@@ -536,6 +536,17 @@ def test_a_topic_in_creation_is_requested_again_soon() -> None:
     with_cluster(test)
 
 
+def test_a_topic_that_was_not_created_is_unknown_even_if_the_last_attempt_timed_out() -> None:
+    async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
+        respond, attempts = broker.scripts[ApiKey.METADATA], iter([True])
+        broker.scripts[ApiKey.METADATA] = lambda request: respond(request) if next(attempts, False) else Hang
+        with pytest.raises(KafkaError) as raised:
+            await cluster.wait_for_topics(["new"], create=True, timeout_ms=100)
+        assert raised.value.code is ErrorCode.unknown_topic_or_partition
+
+    with_cluster(test)
+
+
 def _creates_topics(broker: ScriptedBroker) -> bool:
     return bool(broker.received_requests[-1].request.allow_auto_topic_creation)
 
