@@ -6,9 +6,9 @@ partition_max_bytes per partition, but its first batch is always complete. With 
 only partitions that changed. Records are not copied: the connection sends them directly from the segment files. Fetches
 of the metadata log are handled by `metadata_fetch.py`.
 
-Versions: 7 added sessions, 9 leader epochs, 10 zstd, 11 racks and fetching from followers, 12 the flexible encoding,
-diverging epochs and the current leader, 13 topic ids instead of names, 15 the broker epoch of followers, 16 the
-leader's address.
+Versions: 7 added sessions, 9 leader epochs, 10 zstd, 11 racks and fetching from followers, 12 the flexible encoding
+and diverging epochs, 13 topic ids instead of names, 15 the broker epoch of followers, 16 the current leader and its
+address.
 """
 
 from collections.abc import Iterable
@@ -42,6 +42,8 @@ from moldau.wire.messages import (
 
 READ_COMMITTED = 1
 TOPIC_ID_VERSION = 13
+CURRENT_LEADER_VERSION = 16
+"""The first version in which errors about the leader name the current leader, as in Kafka."""
 
 
 @handles(versions=(4, 18))
@@ -87,7 +89,7 @@ async def fetch(request: FetchRequest, session: RequestContext, broker: Broker) 
         if isinstance(result, LogReadInfo):
             response = _records_response(partition, result, is_read_committed)
         else:
-            response = _error_response(partition, result, broker)
+            response = _error_response(partition, result, broker, session.api_version)
             leaders.append(response.get("current_leader"))
         responses[topic].append(response)
     return {
@@ -215,7 +217,9 @@ def _records_response(
     }
 
 
-def _error_response(partition: FetchPartition, error: MoldauError, broker: Broker) -> FetchResponsePartitionData:
+def _error_response(
+    partition: FetchPartition, error: MoldauError, broker: Broker, version: int
+) -> FetchResponsePartitionData:
     response: FetchResponsePartitionData = {
         "partition_index": partition.partition,
         "high_watermark": -1,
@@ -226,7 +230,8 @@ def _error_response(partition: FetchPartition, error: MoldauError, broker: Broke
         response["diverging_epoch"] = {"epoch": error.epoch, "end_offset": error.end_offset}
         return response
     response["error_code"] = error_code(error)
-    response["current_leader"] = current_leader(broker, partition.topic, partition.partition, error)
+    if version >= CURRENT_LEADER_VERSION:
+        response["current_leader"] = current_leader(broker, partition.topic, partition.partition, error)
     if isinstance(error, OutOfLogRangeError):
         response["log_start_offset"] = error.start_offset
     return response

@@ -252,12 +252,13 @@ def test_a_request_to_a_non_leader_returns_the_leader_and_its_endpoint() -> None
         await harness.role(leader=2, epoch=EPOCH + 1)
         response = await harness.fetch(0, version=10)
         [result] = response["responses"][0]["partitions"]
-        assert result["error_code"] == NOT_LEADER
+        assert (result["error_code"], response["node_endpoints"]) == (NOT_LEADER, [])
+        assert "current_leader" not in result, "only from version 16 on, as in Kafka"
+        response = await harness.fetch(0, version=16, epoch=EPOCH)
+        [result] = response["responses"][0]["partitions"]
+        assert result["error_code"] == FENCED
         assert result["current_leader"] == {"leader_id": 2, "leader_epoch": EPOCH + 1}
         assert response["node_endpoints"] == [{"node_id": 2, "host": "host-2", "port": 9092, "rack": "r2"}]
-        stale = await harness.fetch(0, epoch=EPOCH)
-        [result] = stale["responses"][0]["partitions"]
-        assert (result["error_code"], result["current_leader"]["leader_id"]) == (FENCED, 2)
         data = {"index": 0, "records": batch(b"a").to_bytes()}
         written = decoded_request(
             ApiKey.PRODUCE, 10, acks=-1, timeout=1000, topic_data=[{"name": "orders", "partition_data": [data]}]
