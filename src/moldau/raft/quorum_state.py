@@ -6,6 +6,7 @@ return False and change nothing.
 
 from dataclasses import dataclass, field, replace
 
+from moldau.concurrency.backoff import exponential_backoff_ms
 from moldau.errors import NotControllerError
 from moldau.raft.effects import HighWatermarkAdvanced
 from moldau.raft.epoch_roles import (
@@ -61,6 +62,8 @@ class QuorumState:
     """The send time, on the leader's clock, of the latest response from the leader of this epoch."""
     has_leader_resigned: bool = False
     """Whether the leader of this epoch has resigned or its process has ended. Other nodes may still name it."""
+    lost_elections: int = 0
+    """The number of elections in a row that this node has lost, since it was a leader or follower."""
     catch_up_offset: int | None = None
     """The first high watermark that this node learned after its start. Records that were committed before the start
     have lower offsets."""
@@ -142,6 +145,17 @@ class QuorumState:
     def election_timeout_deadline(self, step: StepContext) -> int:
         return step.deadline_in(self.config.election_timeout_ms * (1 + step.random_fraction))
 
+    def lost_election_deadline(self, step: StepContext) -> int:
+        """Returns when to start the next election after a lost one.
+
+        Usually the votes were split, and the next election should follow soon. The random part grows with each lost
+        election, because messages between the voters may take longer than it.
+        """
+        timeout_ms = self.config.election_timeout_ms
+        self.lost_elections += 1
+        spread_ms = exponential_backoff_ms(self.lost_elections, max(timeout_ms // 5, 1), timeout_ms)
+        return step.deadline_in(timeout_ms / 20 + spread_ms * step.random_fraction)
+
     def schedule_election(self, at_ms: int) -> None:
         """Schedules an election, unless an earlier one is already scheduled."""
         if not self.is_shutting_down and (self.election_deadline_ms is None or at_ms < self.election_deadline_ms):
@@ -211,6 +225,7 @@ class QuorumState:
             # An epoch has only one leader, and this node already knows it, so `leader_id` must be wrong.
             return False
         self.persist_election(step, replace(self.election, leader_id=leader_id))
+        self.lost_elections = 0
         if not isinstance(self.epoch_state, UnattachedState):
             self.election_deadline_ms = None
         self.epoch_state = FollowerState()
@@ -241,6 +256,7 @@ class QuorumState:
 
     def transition_to_leader(self, step: StepContext, candidate: CandidateState) -> LeaderState:
         self.election_deadline_ms = None
+        self.lost_elections = 0
         self.persist_election(step, replace(self.election, leader_id=self.node_id))
         self.epoch_state = leader = LeaderState(
             self.key,

@@ -215,8 +215,7 @@ class RaftStateMachine:
             else:
                 self._become_leader(state)
         elif state.election.is_lost(self.quorum.voters):
-            timeout_ms = quorum.config.election_timeout_ms
-            quorum.schedule_election(step.deadline_in(timeout_ms / 10 + timeout_ms * step.random_fraction))
+            quorum.schedule_election(quorum.lost_election_deadline(step))
 
     def _election_of(self, request: VoteRequest) -> EpochElection | None:
         """Returns the current election if the vote request belongs to it."""

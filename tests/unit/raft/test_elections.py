@@ -144,6 +144,25 @@ def test_a_candidate_that_lost_requests_pre_votes_before_another_epoch() -> None
     assert of_kind(effects, PersistElection) == []
 
 
+def test_elections_after_a_split_vote_follow_soon_but_less_soon_each_time() -> None:
+    state = node()
+    state.step(1000, TimerExpired())
+    now_ms, delays = 1000, []
+    for _ in range(6):
+        for other in (2, 3):
+            request = VoteRequest(state.key, state.epoch, state.log.log_end, True, key(other))
+            state.step(now_ms, ResponseReceived(other, request, VoteResponse(state.epoch, -1, False)), 0.5)
+        assert state.deadline_ms is not None
+        delays.append(state.deadline_ms - now_ms)
+        now_ms = state.deadline_ms
+        state.step(now_ms, TimerExpired(), 0.5)
+    timeout_ms = state.quorum.config.election_timeout_ms
+    longest_ms = timeout_ms // 20 + timeout_ms // 2
+    assert delays[0] == timeout_ms // 20 + timeout_ms // 10
+    assert delays == sorted(delays)
+    assert delays[-2:] == [longest_ms, longest_ms]
+
+
 def test_a_vote_of_an_earlier_round_is_ignored() -> None:
     state = node()
     state.step(1000, TimerExpired())
