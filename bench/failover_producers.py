@@ -2,7 +2,8 @@
 longest time in which one of its partitions acknowledged nothing.
 
 The harness writes one command per line to the standard input and reads one line for each: `start BOOTSTRAP INTERVAL
-PRODUCER...` (see `ProducerSettings`), `mark` starts the measurement, `report` returns the pauses, `stop`.
+PRODUCER...` (see `ProducerSettings`), `mark` starts the measurement, `report` returns the pauses when every partition
+has acknowledged a record that was sent after this command, `stop`.
 """
 
 from __future__ import annotations
@@ -55,7 +56,6 @@ class PauseMeter:
         self._newest_sent = [0.0] * partitions
         """When the newest acknowledged record of each partition was sent."""
         self._pause = 0.0
-        self._marked_at = 0.0
         self.failures: list[str] = []
 
     def acknowledged(self, partition: int, sent_at: float) -> None:
@@ -74,12 +74,11 @@ class PauseMeter:
         return min(self._counts) >= STEADY_RECORDS
 
     def mark(self) -> None:
-        self._pause, self._marked_at = 0.0, time.monotonic()
+        self._pause = 0.0
 
-    @property
-    def has_resumed(self) -> bool:
-        """Whether every partition has acknowledged a record that was sent after the mark."""
-        return min(self._newest_sent) > self._marked_at
+    def has_resumed(self, since: float) -> bool:
+        """Returns whether every partition has acknowledged a record that was sent after `since`."""
+        return min(self._newest_sent) > since
 
     @property
     def pause(self) -> float:
@@ -276,7 +275,8 @@ def mark(running: Library) -> str:
 
 def report(running: Library) -> str:
     """Returns the pause of each producer in seconds, and the number of its records that failed."""
-    wait_for(lambda meter: meter.has_resumed, running.meters)
+    now = time.monotonic()
+    wait_for(lambda meter: meter.has_resumed(now), running.meters)
     for failure in [meter.failures[0] for meter in running.meters if meter.failures]:
         print(failure, file=sys.stderr, flush=True)
     return " ".join(f"{meter.pause:.4f},{len(meter.failures)}" for meter in running.meters)

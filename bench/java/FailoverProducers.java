@@ -33,7 +33,6 @@ public final class FailoverProducers {
         private final double[] latest;
         private final double[] newestSent;
         private double pause;
-        private double markedAt;
         private final List<String> failures = new ArrayList<>();
 
         PauseMeter(int partitions) {
@@ -67,12 +66,11 @@ public final class FailoverProducers {
 
         synchronized void mark() {
             pause = 0;
-            markedAt = now();
         }
 
-        synchronized boolean hasResumed() {
+        synchronized boolean hasResumed(double since) {
             for (double sentAt : newestSent) {
-                if (sentAt <= markedAt) {
+                if (sentAt <= since) {
                     return false;
                 }
             }
@@ -172,7 +170,8 @@ public final class FailoverProducers {
                     System.out.println("marked");
                 }
                 case "report" -> {
-                    waitUntil(() -> producers.stream().allMatch(each -> each.meter.hasResumed()));
+                    double since = now();
+                    waitUntil(() -> producers.stream().allMatch(each -> each.meter.hasResumed(since)));
                     for (SteadyProducer each : producers) {
                         if (each.meter.firstFailure() != null) {
                             System.err.println(each.meter.firstFailure());

@@ -269,8 +269,8 @@ def _controlled_shutdown(
     """Takes the next step of a controlled shutdown. Returns the records, whether the broker may stop, and the
     controlled shutdown offset.
 
-    First, other replicas become the leaders of the broker's partitions. When all other active brokers have applied
-    these changes, the broker is fenced and may stop.
+    First, other replicas become the leaders of the broker's partitions. When this broker and all active brokers have
+    applied these changes, the broker is fenced and may stop. Then it can name the new leaders to its clients.
     """
     if broker.fenced:
         return [], True, None
@@ -285,8 +285,8 @@ def _controlled_shutdown(
     # current metadata offset includes those changes.
     offset = session.controlled_shutdown_offset
     offset = state.image.offset if offset is None else offset
-    others = [each.broker_id for each in state.image.brokers.values() if each.is_active]
-    lowest = heartbeat_manager.lowest_metadata_offset(others)
+    active = [each.broker_id for each in state.image.brokers.values() if each.is_active]
+    lowest = heartbeat_manager.lowest_metadata_offset([broker.broker_id, *active])
     if lowest is not None and lowest < offset:
         return [], False, offset
     return [_registration_change(broker, fenced=FENCED)], True, offset

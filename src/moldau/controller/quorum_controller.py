@@ -273,22 +273,23 @@ class QuorumController:
         confirmed_age_ms = self._quorum_contact_age_ms(now_ms)
         if tasks.heartbeat_manager.touch(beat, now_ms):
             self._readiness_changed.notify_all()
-        reply = await self._process_heartbeat(tasks, beat)
+        outcome = await self._process_heartbeat(tasks, beat)
         # Respond well before the broker's timeout for heartbeats, which is two intervals.
         deadline_ms = now_ms + self._settings.static.broker_heartbeat_interval_ms // 2
-        while beat.want_shut_down and not reply.should_shut_down:
+        while _is_waiting_for_others(beat, outcome):
             left_ms = deadline_ms - self._clock.monotonic_ms()
             if left_ms <= 0:
                 break
             await self._readiness_changed.wait(left_ms)
             if self._tasks is not tasks:
                 raise _not_controller_error()
-            reply = await self._process_heartbeat(tasks, beat)
+            outcome = await self._process_heartbeat(tasks, beat)
+        reply = outcome.reply
         return BrokerHeartbeatReply(
             reply.is_caught_up, reply.is_fenced, reply.should_shut_down, confirmed_age_ms=confirmed_age_ms
         )
 
-    async def _process_heartbeat(self, tasks: BackgroundTasks, beat: BrokerHeartbeat) -> BrokerHeartbeatReply:
+    async def _process_heartbeat(self, tasks: BackgroundTasks, beat: BrokerHeartbeat) -> HeartbeatOutcome:
         try:
             outcome: HeartbeatOutcome = await self._runtime.submit(
                 lambda state: process_broker_heartbeat(state, beat, tasks.heartbeat_manager),
@@ -307,7 +308,7 @@ class QuorumController:
             session.controlled_shutdown_offset = outcome.controlled_shutdown_offset
             if reply.should_shut_down:
                 tasks.heartbeat_manager.expire_session(beat.broker_id, beat.broker_epoch, self._clock.monotonic_ms())
-        return reply
+        return outcome
 
     def _update_liveness(self, tasks: BackgroundTasks, state: ControllerState, beat: BrokerHeartbeat) -> None:
         """Stores the offline replicas that the heartbeat reports, and starts a session if the broker has none."""
@@ -459,6 +460,16 @@ class QuorumController:
         if self._tasks is None or not self._runtime.is_loaded:
             raise _not_controller_error()
         return self._tasks
+
+
+def _is_waiting_for_others(beat: BrokerHeartbeat, outcome: HeartbeatOutcome) -> bool:
+    """Returns whether a broker may stop as soon as the other brokers have applied the change of its leaders.
+
+    A broker that has not applied the change itself needs a response at once, because only its next heartbeat can report
+    that it has.
+    """
+    offset = outcome.controlled_shutdown_offset
+    return offset is not None and not outcome.reply.should_shut_down and beat.metadata_offset >= offset
 
 
 def _outcome_unknown() -> RequestTimedOutError:

@@ -258,7 +258,8 @@ class Node:
             cluster_id=meta.cluster_id,
         )
         self._exit_stack.push_async_callback(self._replication.close)
-        availability = BrokerAvailability(metadata, clock, probe=probe)
+        handshake = partial(peers.handshake, timeout_ms=broker_settings.quorum_request_timeout_ms)
+        availability = BrokerAvailability(metadata, clock, probe=handshake)
         self._exit_stack.push_async_callback(availability.close)
         peers.on_disconnect = availability.on_disconnect
         self._broker = Broker(

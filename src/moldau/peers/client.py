@@ -139,6 +139,26 @@ class PeerClient:
             return ProbeResult.UNKNOWN
         return await asyncio.get_running_loop().create_task(probe_address(*address, timeout_ms))
 
+    async def handshake(self, node_id: int, timeout_ms: int) -> ProbeResult:
+        """Probes the node with a new connection and a request. Returns REACHABLE only if the node responds.
+
+        Unlike `probe`, this detects a process that is ending. The operating system accepts connections for such a
+        process until its sockets are closed.
+        """
+        address = self.addresses.get(node_id)
+        if address is None:
+            return ProbeResult.UNKNOWN
+        loop = asyncio.get_running_loop()
+        try:
+            # In a task, because `Connection.open` uses `asyncio.timeout`.
+            connection = await loop.create_task(self._dial(address, timeout_ms))
+        except ConnectionLostError as error:
+            return ProbeResult.REFUSED if await _is_connection_refused(address, error) else ProbeResult.CLOSED
+        except KafkaError:
+            return ProbeResult.UNKNOWN
+        connection.close()
+        return ProbeResult.REACHABLE
+
     def disconnect(self, node_id: int, lane: str) -> None:
         """Closes a connection or cancels the attempt to open it. Its pending requests raise PeerUnreachableError."""
         self._pool.disconnect((node_id, lane))
@@ -179,9 +199,12 @@ class PeerClient:
         self._pool.put(key, connection)
         return connection
 
+    async def _dial(self, address: Address, timeout_ms: int) -> Connection:
+        return await self._connect(address.host, address.port, client_id=self._client_id, timeout_ms=timeout_ms)
+
     async def _open(self, address: Address, timeout_ms: int) -> Connection:
         try:
-            return await self._connect(address.host, address.port, client_id=self._client_id, timeout_ms=timeout_ms)
+            return await self._dial(address, timeout_ms)
         except KafkaError as error:
             is_refused = await _is_connection_refused(address, error)
             raise _unreachable_error(str(address), error, is_connection_refused=is_refused) from None

@@ -13,6 +13,8 @@ class ProbeResult(Enum):
     """The process accepts connections, or its operating system does so for the process."""
     REFUSED = "refused"
     """No process listens at the address."""
+    CLOSED = "closed"
+    """The connection was accepted and then closed without a response, for example because the process is ending."""
     UNKNOWN = "unknown"
 
 

@@ -2,7 +2,7 @@
 
 The image names a leader until the controller has fenced it, some 100 ms after its process was killed. A client that
 requests metadata in this time must not get the old leader: some clients then retry only after a second. So a broker
-that closes its connections is suspected: its address is probed, and while connections are refused, requests for the
+that closes its connections is suspected until it responds to a request on a new connection. Meanwhile requests for the
 leaders of its partitions wait until the image names other leaders.
 
 Kafka lists only brokers that are not fenced. Here a broker stays listed for a moment after it was fenced, because
@@ -34,9 +34,6 @@ FENCED_LISTED_MS = 5_000
 this time. It is less than the 9 s for which Kafka lists a killed broker, which is its session timeout."""
 PROBE_DELAYS_S = (0.0, 0.05, 0.25, 1.0)
 """The delay before each probe of a suspected broker; the last one is repeated."""
-PROBES_ACCEPTED_MIN = 2
-"""After how many successful probes in a row a broker is no longer suspected. A dying process closes its sockets one by
-one and may still accept a connection for a moment."""
 
 
 class BrokerAvailability:
@@ -67,7 +64,7 @@ class BrokerAvailability:
         if broker is None or broker.fenced or broker_id in self._suspected_ms:
             return
         self._suspected_ms[broker_id] = self._clock.monotonic_ms()
-        self._probes[broker_id] = asyncio.get_running_loop().create_task(self._probe_until_accepted(broker_id))
+        self._probes[broker_id] = asyncio.get_running_loop().create_task(self._probe_until_alive(broker_id))
 
     def _on_image(self, image: MetadataImage) -> None:
         previous, self._brokers = self._brokers, image.brokers
@@ -82,15 +79,13 @@ class BrokerAvailability:
                     self._fenced_ms[broker_id] = self._clock.monotonic_ms()
         self._changed.notify_all()
 
-    async def _probe_until_accepted(self, broker_id: int) -> None:
-        """Probes a suspected broker until it accepts connections. Its next registration ends the probes too."""
-        accepted = 0
+    async def _probe_until_alive(self, broker_id: int) -> None:
+        """Probes a suspected broker until it responds. A change of its registration ends the probes too. A broker that
+        neither responds nor closes the connection may be paused, and then clients should wait for it."""
         for delay_s in chain(PROBE_DELAYS_S, repeat(PROBE_DELAYS_S[-1])):
             if delay_s:
                 await asyncio.sleep(delay_s)
-            is_refused = await self._probe(broker_id) is ProbeResult.REFUSED
-            accepted = 0 if is_refused else accepted + 1
-            if accepted == PROBES_ACCEPTED_MIN:
+            if await self._probe(broker_id) in (ProbeResult.REACHABLE, ProbeResult.UNKNOWN):
                 break
         self._clear_suspicion(broker_id)
         self._changed.notify_all()

@@ -36,12 +36,12 @@ def test_a_pause_is_the_longest_silence_of_one_partition(now: Now) -> None:
     for now.at in (103.1, 103.2, 103.3):
         meter.acknowledged(0, now.at)
     assert meter.pause == pytest.approx(0.3), "partition 1 is still silent"
-    assert not meter.has_resumed
+    assert not meter.has_resumed(103.0)
     now.at = 103.5
     meter.acknowledged(1, 102.9)
-    assert not meter.has_resumed, "the record was sent before the mark"
+    assert not meter.has_resumed(103.0), "the record was sent before"
     meter.acknowledged(1, 103.4)
-    assert meter.has_resumed
+    assert meter.has_resumed(103.0)
     assert meter.pause == pytest.approx(0.5)
 
 

@@ -427,3 +427,21 @@ def test_a_node_that_closes_a_connection_is_reported() -> None:
             await peers.close()
 
     run(test())
+
+
+def test_a_handshake_needs_a_response() -> None:
+    async def test() -> None:
+        peers = make_client()
+        assert await peers.handshake(OTHER, 100) is ProbeResult.UNKNOWN, "no address is known"
+        async with ScriptedBroker() as broker:
+            peers.update_endpoint(OTHER, "127.0.0.1", broker.port)
+            assert await peers.handshake(OTHER, 5_000) is ProbeResult.REACHABLE
+            broker.scripts[ApiKey.API_VERSIONS] = lambda _: Disconnect
+            assert await peers.handshake(OTHER, 5_000) is ProbeResult.CLOSED
+            broker.scripts[ApiKey.API_VERSIONS] = lambda _: Hang
+            assert await peers.handshake(OTHER, 100) is ProbeResult.UNKNOWN
+        peers.update_endpoint(OTHER, "127.0.0.1", await free_port())
+        assert await peers.handshake(OTHER, 5_000) is ProbeResult.REFUSED
+        await peers.close()
+
+    run(test())
