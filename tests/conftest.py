@@ -5,12 +5,17 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings as hypothesis_settings
 
 from support.broker_process import BrokerProcess
 from support.topics import Topics
 
 EXTERNAL = os.environ.get("MOLDAU_TEST_BOOTSTRAP")
 STORE = os.environ.get("MOLDAU_TEST_STORE", "files")
+
+# Tests assert no speed: on a busy machine any example can take longer than hypothesis allows by default.
+hypothesis_settings.register_profile("moldau", deadline=None)
+hypothesis_settings.load_profile("moldau")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

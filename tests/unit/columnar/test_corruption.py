@@ -130,20 +130,20 @@ def test_both_decoders_agree_on_varints_of_up_to_70_bits(number: bytes, place: i
     assert_alike([batch_around(framed(b"\x00" + b"".join(numbers)), count=1)])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=200), st.integers(-1, 30))
 @example(b"\x0c\x00\x00\x00\x01\x01\x00", 1)
 def test_both_decoders_agree_on_garbage(section: bytes, count: int) -> None:
     assert_alike([batch_around(section, count=count)])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.binary(min_size=6, max_size=40), min_size=1, max_size=5))
 def test_both_decoders_agree_on_garbage_with_valid_lengths(bodies: list[bytes]) -> None:
     assert_alike([batch_around(b"".join(map(framed, bodies)), count=len(bodies))])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(records, min_size=1, max_size=6), st.data())
 def test_both_decoders_agree_on_records_with_changed_bytes(given_records: list[Record], data: st.DataObject) -> None:
     section = bytearray(build_batch(given_records)[HEADER_SIZE:])
@@ -157,7 +157,7 @@ def test_both_decoders_agree_on_records_with_changed_bytes(given_records: list[R
         assert found == expected_rows([whole, broken, whole], start=-(2**62))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(records, min_size=1, max_size=6), st.data())
 def test_truncated_records_and_trailing_bytes_are_corrupt(given_records: list[Record], data: st.DataObject) -> None:
     section = build_batch(given_records)[HEADER_SIZE:]
@@ -168,7 +168,7 @@ def test_truncated_records_and_trailing_bytes_are_corrupt(given_records: list[Re
     assert assert_alike([batch_around(section, count=len(given_records))]) is CorruptRecordError
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(records, min_size=1, max_size=6), st.integers(1, 4), st.data())
 def test_both_decoders_agree_on_changed_compressed_sections(
     given_records: list[Record], codec_number: int, data: st.DataObject

@@ -40,7 +40,6 @@ def test_the_compiled_codec_is_available() -> None:
 
 
 @both
-@settings(deadline=None)
 @given(batches=runs_of_batches(), data=st.data())
 def test_rows_equal_the_output_of_the_record_decoder(
     is_native: bool, batches: list[Batch], data: st.DataObject
@@ -55,7 +54,6 @@ def test_rows_equal_the_output_of_the_record_decoder(
     assert rows(found) == ([{name: row[name] for name in columns} for row in expected] if columns else [])
 
 
-@settings(deadline=None)
 @given(batches=runs_of_batches(), arrow_batch_bytes=st.integers(1, 5000))
 def test_arrow_batches_together_equal_one_arrow_batch(batches: list[Batch], arrow_batch_bytes: int) -> None:
     offsets = [row["offset"] for row in expected_rows(batches)] or [0]
@@ -225,7 +223,7 @@ def test_a_batch_that_does_not_decompress_is_named(is_native: bool) -> None:
         decoded([batch_around(b"no gzip", count=1, base_offset=7, attributes=compression.GZIP)], is_native=is_native)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.lists(st.integers(0, 3000), min_size=1, max_size=30), st.integers(0, 4))
 def test_long_keys_and_values_are_decoded(lengths: Sequence[int], codec_number: int) -> None:
     records = [

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moldau.columnar.columns import HEADER_TYPE
@@ -84,7 +84,6 @@ def content(one: Record) -> tuple[Any, ...]:
 
 
 @both
-@settings(deadline=None)
 @given(given_records=st.lists(records, min_size=1, max_size=20), codec_number=st.integers(0, 4))
 def test_a_section_equals_that_of_a_built_batch(
     is_native: bool, given_records: list[Record], codec_number: int
@@ -102,7 +101,6 @@ def test_a_section_equals_that_of_a_built_batch(
 
 
 @both
-@settings(deadline=None)
 @given(rows=st.lists(st.tuples(records, st.integers(0, 4)), max_size=40), batch_bytes_max=st.integers(1, 2000))
 def test_rows_keep_their_order_within_partitions_and_sections_their_limit(
     is_native: bool, rows: list[tuple[Record, int]], batch_bytes_max: int
@@ -125,7 +123,6 @@ def test_a_section_is_filled_to_the_last_byte(is_native: bool, room: int) -> Non
     assert [each[1].count for each in found] == ([3, 2] if room >= 0 else [2, 2, 1])
 
 
-@settings(deadline=None)
 @given(
     rows=st.lists(st.tuples(records, st.integers(0, 4)), max_size=40),
     batch_bytes_max=st.integers(1, 2000),

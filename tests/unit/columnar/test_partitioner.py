@@ -2,7 +2,7 @@
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moldau.client.producer.partitioner import partition_of_key
@@ -13,7 +13,6 @@ both = pytest.mark.parametrize("is_native", [True, False], ids=["native", "plain
 
 
 @both
-@settings(deadline=None)
 @given(
     keys=st.lists(st.none() | st.binary(max_size=40)),
     count=st.integers(1, 2**31 - 1),

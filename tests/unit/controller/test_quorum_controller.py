@@ -286,7 +286,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(scenario=st.lists(steps, max_size=12), awaits=st.booleans())
 def test_replaying_the_log_gives_the_published_image(scenario: list[tuple[str, Any]], awaits: bool) -> None:
     asyncio.run(_live_and_replay(scenario, awaits))

@@ -117,7 +117,7 @@ def round_trip(image: MetadataImage) -> MetadataImage:
 
 
 @given(images())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_an_image_is_rebuilt_from_its_records(image: MetadataImage) -> None:
     found = round_trip(image)
     assert found == image
@@ -126,7 +126,7 @@ def test_an_image_is_rebuilt_from_its_records(image: MetadataImage) -> None:
 
 
 @given(images(), images())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_delta_between_two_images_names_every_difference(old: MetadataImage, new: MetadataImage) -> None:
     delta = delta_between(old, new)
     assert delta_between(old, old) == MetadataDelta()
