@@ -585,6 +585,67 @@ def test_a_read_can_skip_empty_batches(make_store: MakeStore, bytes_max: int, of
     asyncio.run(body())
 
 
+def test_a_read_skips_a_batch_whose_last_records_were_removed(make_store: MakeStore) -> None:
+    async def body() -> None:
+        async with opened(make_store, COMPACTED) as log:
+            for codec in (0, 1):
+                await append(log, b"1", b"2", b"3", keys=[b"a%d" % codec, b"b", b"c"], compression=codec)
+            await append(log, b"b", b"c", keys=[b"b", b"c"])
+            await filler(log)
+            end = log.end_offset
+            assert await log.compact(1_000_000, end)
+            assert [record.offset for record in await records_of(log)][:4] == [0, 3, 6, 7]
+            for offset, expected in [(0, 0), (1, 3), (2, 3), (3, 3), (4, 6), (5, 6), (6, 6), (7, 6)]:
+                read, *_ = split((await log.read(offset, 0, end, skip_empty=True)).read())
+                assert read.base_offset == expected
+                (read,) = split((await log.read(offset, 0, end)).read())
+                assert read.base_offset <= offset <= read.last_offset
+            # Without a later batch the reader gets the last one.
+            (read,) = split((await log.read(4, 0, 6, skip_empty=True)).read())
+            assert (read.base_offset, read.last_offset) == (3, 5)
+
+    asyncio.run(body())
+
+
+def test_a_read_ends_before_two_empty_batches(make_store: MakeStore) -> None:
+    async def body() -> None:
+        async with opened(make_store, COMPACTED) as log:
+            await append(log, b"1", keys=[b"a"])
+            await append(log, b"2", keys=[b"k"], producer_id=1, producer_epoch=0, base_sequence=0)
+            await append(log, b"3", keys=[b"b"])
+            for producer_id in (2, 3):
+                await append(log, b"4", keys=[b"k"], producer_id=producer_id, producer_epoch=0, base_sequence=0)
+            await append(log, b"5", keys=[b"k"])
+            await filler(log)
+            end = log.end_offset
+            assert await log.compact(1_000_000, end)
+            assert [batch.count for batch in await batches_of(log)][:6] == [1, 0, 1, 0, 0, 1]
+            read = list(split((await log.read(0, 10_000, end, skip_empty=True)).read()))
+            assert [batch.base_offset for batch in read] == [0, 1, 2]
+            read = list(split((await log.read(3, 10_000, end, skip_empty=True)).read()))
+            assert read[0].base_offset == 5
+            read = list(split((await log.read(0, 10_000, end)).read()))
+            assert [batch.base_offset for batch in read][:6] == [0, 1, 2, 3, 4, 5]
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("index_interval_bytes", [0, 1_000_000])
+def test_a_read_has_whole_batches(make_store: MakeStore, index_interval_bytes: int) -> None:
+    async def body() -> None:
+        async with opened(make_store, TopicSettings(index_interval_bytes=index_interval_bytes)) as log:
+            size = (await append(log, b"x")).size
+            for _ in range(9):
+                await append(log, b"x")
+            for bytes_max in range(3 * size):
+                read = await log.read(2, bytes_max, 10)
+                assert read.size == max(1, bytes_max // size) * size
+                assert next(split(read.read())).base_offset == 2
+                assert (await log.read(2, bytes_max, 10, min_one_batch=False)).size == bytes_max // size * size
+
+    asyncio.run(body())
+
+
 def test_a_read_returns_the_last_batch_if_all_are_empty(make_store: MakeStore) -> None:
     async def body() -> None:
         async with opened(make_store, COMPACTED) as log:

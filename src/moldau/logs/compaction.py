@@ -56,6 +56,14 @@ def is_last_of_producer(batch: Batch, producers: ProducerStateManager) -> bool:
     return state is not None and state.last_offset == batch.last_offset
 
 
+def has_record_from(batch: Batch, offset: int) -> bool:
+    """Returns whether the batch has a record at or after `offset`. The removed records of a batch may be its last."""
+    try:
+        return any(batch.base_offset + span[3] >= offset for span in spans(batch, section(batch)))
+    except UNDECODABLE_ERRORS:
+        return True
+
+
 class OffsetMap:
     """The last offset of each key, in bounded memory. Keys of 16 bytes and more are stored as 16-byte digests."""
 

@@ -10,6 +10,7 @@ from moldau.logs.compaction import (
     OFFSET_MAP_BYTES_MAX,
     OffsetMap,
     clean_batch,
+    has_record_from,
     is_last_of_producer,
     is_past_min_lag,
     should_compact,
@@ -78,11 +79,14 @@ class MemoryLog(Log):
         size = 0
         indexes = self._indexes(offset, below)
         if skip_empty:
-            while len(indexes) > 1 and len(self._batches[indexes[0]]) == HEADER_SIZE:
+            while len(indexes) > 1 and not has_record_from(Batch(self._batches[indexes[0]]), offset):
                 indexes = indexes[1:]
         for index in indexes:
             data = self._batches[index]
             if size + len(data) > bytes_max and (parts or not min_one_batch):
+                break
+            if skip_empty and parts and len(parts[-1]) == len(data) == HEADER_SIZE:
+                size -= len(parts.pop())
                 break
             parts.append(data)
             size += len(data)

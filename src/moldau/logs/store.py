@@ -54,7 +54,7 @@ class FileSlice:
 
 
 class RecordSlices(NamedTuple):
-    """The result of a read. The byte limit may have truncated the last batch."""
+    """The result of a read: whole batches."""
 
     parts: Sequence[FileSlice | bytes | memoryview]
     size: int
@@ -128,9 +128,10 @@ class Log(ABC):
         The result has at most bytes_max bytes. With min_one_batch it has at least the whole first batch. `offset` must
         not be below start_offset.
 
-        With skip_empty the result starts with the first batch that has records. Some clients do not advance if they
-        receive only batches that compaction has emptied. If no batch has records, the result is the last batch, which
-        takes the reader to `below`.
+        With skip_empty the result starts with the first batch that has a record at or after `offset`, and ends before
+        two empty batches in a row. Compaction may have removed all records of a batch or the last ones. Some clients do
+        not advance if they receive only such batches, and fail if they receive several. If there is no record, the
+        result is the last batch, which takes the reader to `below`.
         """
 
     @abstractmethod

@@ -118,7 +118,7 @@ async def read_batches(log: Log, offset: int, end_offset: int) -> AsyncIterator[
     while offset < end_offset:
         slices = await log.read(offset, READ_BYTES_MAX, end_offset)
         from_offset = offset
-        for batch in split(slices.read(), allow_partial=True):
+        for batch in split(slices.read()):
             if batch.next_offset > offset:
                 yield batch
                 offset = batch.next_offset

@@ -135,6 +135,7 @@ class FileLog(Log):
     def configure(self, settings: TopicSettings) -> None:
         self.settings = settings
         self.segments.active.index_interval_bytes = settings.index_interval_bytes
+        self.segments.are_compacted = "compact" in settings.cleanup_policy
         self.roll_policy = RollPolicy(self.name, settings)
 
     @property

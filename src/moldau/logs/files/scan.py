@@ -21,6 +21,7 @@ class BatchHeader:
         "attributes",
         "base_offset",
         "base_sequence",
+        "count",
         "last_offset",
         "last_offset_delta",
         "leader_epoch",
@@ -45,18 +46,13 @@ class BatchHeader:
             self.producer_id,
             self.producer_epoch,
             self.base_sequence,
-            _,
+            self.count,
         ) = HEADER.unpack_from(data, start)
         self.size = length + LOG_OVERHEAD
         self.position = position
         self.last_offset = self.base_offset + self.last_offset_delta
         if magic != _MAGIC or self.size < HEADER_SIZE or self.last_offset_delta < 0 or self.base_offset < 0:
             raise CorruptRecordError(f"there is no record batch at position {position}")
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether compaction has removed all records of the batch."""
-        return bool(self.size == HEADER_SIZE)
 
 
 def scan_headers(file: File, position: int, end: int) -> Iterator[BatchHeader]:

@@ -8,9 +8,10 @@ from bisect import bisect_left
 from collections.abc import Iterator
 
 from moldau.errors import CorruptRecordError
+from moldau.logs.compaction import has_record_from
 from moldau.logs.files.file_names import LOG_SUFFIX, OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX, segment_file_name
 from moldau.logs.files.indexes import OFFSET_RANGE, OffsetIndex, TimeIndex
-from moldau.logs.files.scan import BatchHeader, scan_headers
+from moldau.logs.files.scan import BatchHeader, read_batch, scan_headers
 from moldau.observe.logging import get_logger
 from moldau.platform.disk import Disk, File, read_small_file
 from moldau.records.batch import HEADER_SIZE, NO_TIMESTAMP, Batch
@@ -38,6 +39,7 @@ class LogSegment:
         "index_interval_bytes",
         "max_timestamp",
         "max_timestamp_offset",
+        "may_have_empty_batches",
         "next_offset",
         "producer_snapshot",
         "size",
@@ -65,6 +67,8 @@ class LogSegment:
         self.max_timestamp = NO_TIMESTAMP
         self.max_timestamp_offset = self.base_offset
         """The last offset of the first batch with max_timestamp."""
+        self.may_have_empty_batches = True
+        """False if all batches were registered and each has records."""
         self._has_timestamps = False
         self._bytes_since_index = 0
         self._offset_index: OffsetIndex | None = None
@@ -90,6 +94,7 @@ class LogSegment:
 
     def _start_empty(self) -> None:
         self._reset_state()
+        self.may_have_empty_batches = False
         self._has_timestamps = True
         self._offset_index, self._time_index = OffsetIndex(), TimeIndex()
 
@@ -106,6 +111,8 @@ class LogSegment:
             self.max_timestamp = timestamp
             self.max_timestamp_offset = last_offset
         size = batch.size
+        if size == HEADER_SIZE:
+            self.may_have_empty_batches = True
         if self._bytes_since_index > self.index_interval_bytes:
             self.offset_index.append(last_offset - self.base_offset, position)
             self.time_index.maybe_append(self.max_timestamp, self.max_timestamp_offset - self.base_offset)
@@ -193,6 +200,7 @@ class LogSegment:
 
     def _load_from_indexes(self, offset_index: OffsetIndex, time_index: TimeIndex) -> None:
         self._start_empty()
+        self.may_have_empty_batches = True
         self._offset_index, self._time_index = offset_index, time_index
         if not self.size:
             return
@@ -240,26 +248,51 @@ class LogSegment:
             if header.last_offset >= offset:
                 yield header
 
-    def position_of(self, offset: int, *, skip_empty: bool = False) -> int:
-        """Returns the position of the first batch that ends at or after `offset`; the segment size if there is none.
+    def position_of(self, offset: int) -> int:
+        """Returns the position of the first batch that ends at or after `offset`; the segment size if there is none."""
+        if not self.size:
+            return 0
+        recent = self._recent_offsets
+        if recent and (offset > recent[0] or not self._recent_positions[0]):
+            found = bisect_left(recent, offset)
+            return self._recent_positions[found] if found < len(recent) else self.size
+        for header in self.headers(offset):
+            return header.position
+        return self.size
 
-        With `skip_empty` this is the first such batch with records.
+    def position_of_record(self, offset: int) -> int:
+        """Returns the position of the first batch with a record at or after `offset`, or else the segment size.
+
+        Compaction may have removed all records of a batch, or those at its end.
         """
         if not self.size:
             return 0
         recent, positions = self._recent_offsets, self._recent_positions
         if recent and (offset > recent[0] or not positions[0]):
             found, count = bisect_left(recent, offset), len(recent)
-            while found < count:
-                end = positions[found + 1] if found + 1 < count else self.size
-                if not skip_empty or end - positions[found] > HEADER_SIZE:
-                    return positions[found]
-                found += 1
-            return self.size
+            if found == count:
+                return self.size
+            starts_batch = offset <= (recent[found - 1] + 1 if found else self.base_offset)
+            end = positions[found + 1] if found + 1 < count else self.size
+            if starts_batch and end - positions[found] > HEADER_SIZE:
+                return positions[found]
         for header in self.headers(offset):
-            if not (skip_empty and header.is_empty):
+            if header.size > HEADER_SIZE and (
+                offset <= header.base_offset
+                or header.count > header.last_offset_delta
+                or has_record_from(read_batch(self.file, header), offset)
+            ):
                 return header.position
         return self.size
+
+    def size_before_empty_batches(self, position: int, size: int) -> int:
+        """Returns `size`, or the size of the batches from `position` on before two empty ones in a row, if smaller."""
+        previous_size = 0
+        for header in scan_headers(self.file, position, position + size):
+            if header.size == previous_size == HEADER_SIZE:
+                return header.position - HEADER_SIZE - position
+            previous_size = header.size
+        return size
 
     def last_batch(self, offset: int, end: int) -> BatchHeader | None:
         """Returns the header of the last batch before position `end`, unless the batch ends before `offset`."""

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 import crc32c
 
 from moldau.logs.files.indexes import OFFSET_RANGE
+from moldau.logs.files.scan import scan_headers
 from moldau.logs.files.segment import LogSegment
 from moldau.logs.store import EMPTY_SLICES, FileSlice, LogName, RecordSlices
-from moldau.records.batch import LOG_OVERHEAD, Batch
+from moldau.records.batch import Batch
 from moldau.settings.topic import TopicSettings
 
 _INDEX_ENTRY_SIZE = 12
@@ -56,6 +57,8 @@ class LogSegments:
         self._segments = segments
         self.base_offsets = [segment.base_offset for segment in segments]
         self.active = segments[-1]
+        self.are_compacted = False
+        """Whether the topic is compacted."""
         self.unfinalized: list[LogSegment] = []
         """Closed segments that may not be flushed yet, or whose indexes are not written to their files yet."""
         self._with_indexes: list[LogSegment] = []
@@ -141,12 +144,14 @@ class LogSegments:
         segments = self._segments
         for number in range(max(0, bisect_right(self.base_offsets, offset) - 1), len(segments)):
             segment = segments[number]
-            start = segment.position_of(offset, skip_empty=skip_empty)
+            start = segment.position_of_record(offset) if skip_empty else segment.position_of(offset)
             end = segment.size if below >= segment.next_offset else segment.position_of(below)
             if start < end:
                 size = end - start
                 if size > bytes_max:
                     size = _size_within_limit(segment, start, bytes_max, min_one_batch)
+                if skip_empty and self.are_compacted and segment.may_have_empty_batches:
+                    size = segment.size_before_empty_batches(start, size)
                 if segment is not self.active:
                     self.cache_indexes(segment)
                 return RecordSlices((FileSlice(segment.file, start, size),), size) if size else EMPTY_SLICES
@@ -171,12 +176,16 @@ class LogSegments:
 
 
 def _size_within_limit(segment: LogSegment, start: int, bytes_max: int, min_one_batch: bool) -> int:
-    """Returns the size of a read from position `start` if more than bytes_max bytes are available there."""
+    """Returns the size of a read from position `start` if more than bytes_max bytes are available there.
+
+    The read has only whole batches. After a truncated batch, some clients do not advance over removed records.
+    """
     boundary = segment.batch_start_before(start + bytes_max)
     if boundary > start:
         return boundary - start
-    length = segment.file.read(start + 8, 4)
-    first_size = int.from_bytes(length, "big", signed=True) + LOG_OVERHEAD
-    if first_size <= bytes_max:
-        return bytes_max
-    return first_size if min_one_batch else 0
+    size = 0
+    for header in scan_headers(segment.file, start, segment.size):
+        if size + header.size > bytes_max:
+            return header.size if min_one_batch and not size else size
+        size += header.size
+    return size
