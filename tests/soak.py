@@ -199,6 +199,16 @@ PROOFS_ALL = [
         sample="2 of 10 parts",
     ),
     Proof(
+        "compaction",
+        "Random keys, tombstones, codecs, plain and idempotent producers and DeleteRecords, the same for Moldau and "
+        "Apache Kafka: after compaction librdkafka, kafka-python, aiokafka, the Java consumer and Moldau's consumer "
+        "read the same records from both, with any fetch size. In a cluster whose leaders are killed with records that "
+        "no other replica has, all replicas have the same records after truncation and compaction.",
+        ("-m", "pytest", "tests/interop/test_compaction_beside_kafka.py", "tests/cluster/test_compacted_replicas.py"),
+        {"MOLDAU_COMPACTION_SEEDS": "35", "MOLDAU_COMPACTION_KILLS": "25"},
+        sample="2 kills; one seed in `make interop`",
+    ),
+    Proof(
         "group-stories",
         "The transcripts of the pure group state machine (tests/transcripts) match what Moldau and "
         "Apache Kafka 4.3 do on "
