@@ -68,7 +68,8 @@ class TopicSettings:
     flush_messages: int = setting(
         LONG_MAX,
         "Number of records after which the log is flushed. Accepted for compatibility; has no effect: records are "
-        "flushed before acks=all is acknowledged, or by the operating system if write.caching is on.",
+        "flushed before acks=all is acknowledged, or, if write.caching is on, by the operating system and when their "
+        "segment is closed.",
         limits=(1, LONG_MAX),
         broker_name="log.flush.interval.messages",
     )
