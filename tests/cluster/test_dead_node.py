@@ -305,6 +305,7 @@ def assert_equal(actual: list[str], expected: list[str]) -> None:
 def test_five_nodes_begin_and_continue_with_one_dead_and_one_killed_later(tmp_path: Path) -> None:
     with BrokerProcessCluster(tmp_path, count=5) as cluster:
         first = kill(cluster, "other")
+        cluster.wait_until(lambda: cluster.fenced_brokers() == [first], "the dead node is fenced")
         with within(SOON_S):
             create(cluster, "orders", partitions=6)
         for partition in cluster.metadata().topics["orders"].partitions.values():
