@@ -163,6 +163,11 @@ class BrokerLifecycleManager:
         while not self._has_stopped:
             await self._stepped.wait()
 
+    @property
+    def is_handing_over(self) -> bool:
+        """Whether a controlled shutdown is moving leadership to other brokers."""
+        return self._state.phase is BrokerState.CONTROLLED_SHUTDOWN and not self._is_closed
+
     async def wait_for_handover(self) -> None:
         """Waits while a controlled shutdown moves leadership, but not longer than HANDOVER_WAIT_MS.
 
@@ -170,7 +175,7 @@ class BrokerLifecycleManager:
         with them.
         """
         deadline_ms = self._clock.monotonic_ms() + HANDOVER_WAIT_MS
-        while self._state.phase is BrokerState.CONTROLLED_SHUTDOWN and not self._is_closed:
+        while self.is_handing_over:
             left_ms = deadline_ms - self._clock.monotonic_ms()
             if left_ms <= 0:
                 return

@@ -112,12 +112,12 @@ async def produce(request: ProduceRequest, session: RequestContext, broker: Brok
         _note_unflushed(appended, session)
     if acks == ACKS_NONE:
         return None
-    _check_leases(appended)
-    response = _response(topics, session, broker)
-    if response["node_endpoints"]:
-        # The response names new leaders. If this broker is shutting down, they may not know yet that they lead.
+    if broker.lifecycle.is_handing_over and _has_errors(topics):
+        # The response may name new leaders, which may not know yet that they lead.
         await broker.lifecycle.wait_for_handover()
-    return response
+    # Check the leases last, because they may expire during each of the waits above.
+    _check_leases(appended)
+    return _response(topics, session, broker)
 
 
 async def _append(
@@ -308,6 +308,10 @@ def _partition_response(result: _PartitionResult) -> ProduceResponsePartition:
         ],
         "error_message": error_message(result.error),
     }
+
+
+def _has_errors(topics: list[_TopicResult]) -> bool:
+    return any(result.error is not None for topic in topics for result in topic.partitions)
 
 
 def _close_on_error(topics: list[_TopicResult]) -> None:

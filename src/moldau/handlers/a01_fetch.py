@@ -92,10 +92,14 @@ async def fetch(request: FetchRequest, session: RequestContext, broker: Broker) 
             response = _error_response(partition, result, broker, session.api_version)
             leaders.append(response.get("current_leader"))
         responses[topic].append(response)
+    endpoints = node_endpoints(broker, listener, leaders)
+    if endpoints and not params.is_replica:
+        # The response names new leaders. If this broker is shutting down, they may not know yet that they lead.
+        await broker.lifecycle.wait_for_handover()
     return {
         "session_id": INVALID_SESSION_ID if fetch_session is None else fetch_session.session_id,
         "responses": topics,
-        "node_endpoints": node_endpoints(broker, listener, leaders),
+        "node_endpoints": endpoints,
     }
 
 

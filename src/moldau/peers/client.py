@@ -25,6 +25,8 @@ from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 
 PROBE_TIMEOUT_MS = 1_000
+_CLOSED_BY_PEER = (None, errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE)
+"""The error numbers of a connection that the peer accepted and then closed."""
 """The timeout for probing all addresses of a host name that has several."""
 
 
@@ -153,7 +155,10 @@ class PeerClient:
             # In a task, because `Connection.open` uses `asyncio.timeout`.
             connection = await loop.create_task(self._dial(address, timeout_ms))
         except ConnectionLostError as error:
-            return ProbeResult.REFUSED if await _is_connection_refused(address, error) else ProbeResult.CLOSED
+            if await _is_connection_refused(address, error):
+                return ProbeResult.REFUSED
+            # Other errors, such as an unreachable network or too many open files, prove nothing about the peer.
+            return ProbeResult.CLOSED if error.errno in _CLOSED_BY_PEER else ProbeResult.UNKNOWN
         except KafkaError:
             return ProbeResult.UNKNOWN
         connection.close()

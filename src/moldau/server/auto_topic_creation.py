@@ -85,9 +85,11 @@ class AutoTopicCreationManager:
         except MoldauError as error:
             for name in names:
                 self._note_failure(name, error)
-        except Exception:
+        except Exception as error:
             self.unexpected_errors += 1
             log.exception("automatic topic creation failed unexpectedly", topics=",".join(names))
+            for name in names:
+                self._note_failure(name, error)
         finally:
             self._in_flight.difference_update(names)
 
@@ -99,7 +101,7 @@ class AutoTopicCreationManager:
             else:
                 self._note_failure(result.name, result.error)
 
-    def _note_failure(self, name: str, error: MoldauError) -> None:
+    def _note_failure(self, name: str, error: Exception) -> None:
         previous = self._failures.pop(name, None)
         reason = str(error)
         self._failures[name] = _Failure(reason, self._clock.monotonic_ms() + RETRY_BACKOFF_MS)

@@ -32,6 +32,9 @@ majority of the voters there is none, and the client gets LEADER_NOT_AVAILABLE."
 FENCED_LISTED_MS = 5_000
 """How long a fenced broker stays listed. Clients that lost their connection to it request metadata several times in
 this time. It is less than the 9 s for which Kafka lists a killed broker, which is its session timeout."""
+SUSPICION_MS_MAX = 10_000
+"""How long a broker is suspected. The controller fences a broker that is really gone within its session timeout. If it
+does not, only the connection between that broker and this node is broken, and clients may reach the broker."""
 PROBE_DELAYS_S = (0.0, 0.05, 0.25, 1.0)
 """The delay before each probe of a suspected broker; the last one is repeated."""
 
@@ -48,9 +51,11 @@ class BrokerAvailability:
         self._fenced_ms: dict[int, int] = {}
         """When each fenced broker was fenced, if this node has seen it unfenced before."""
         self._changed = Notifier()
+        self._is_closed = False
         metadata.add_image_listener(self._on_image)
 
     async def close(self) -> None:
+        self._is_closed = True
         probes, self._probes = self._probes, {}
         await cancel_and_wait(*probes.values())
         self._suspected_ms.clear()
@@ -61,8 +66,9 @@ class BrokerAvailability:
     def on_disconnect(self, broker_id: int) -> None:
         """Suspects a broker that closed a connection between this node and itself."""
         broker = self._metadata.image.brokers.get(broker_id)
-        if broker is None or broker.fenced or broker_id in self._suspected_ms:
+        if broker is None or broker.fenced or broker_id in self._suspected_ms or self._is_closed:
             return
+        log.info("broker is suspected, because it closed a connection", broker=broker_id)
         self._suspected_ms[broker_id] = self._clock.monotonic_ms()
         self._probes[broker_id] = asyncio.get_running_loop().create_task(self._probe_until_alive(broker_id))
 
@@ -80,12 +86,16 @@ class BrokerAvailability:
         self._changed.notify_all()
 
     async def _probe_until_alive(self, broker_id: int) -> None:
-        """Probes a suspected broker until it responds. A change of its registration ends the probes too. A broker that
-        neither responds nor closes the connection may be paused, and then clients should wait for it."""
+        """Probes a suspected broker until it responds, or until SUSPICION_MS_MAX have passed. A change of its
+        registration ends the probes too. A broker that neither responds nor closes the connection may be paused, and
+        then clients should wait for it."""
+        deadline_ms = self._suspected_ms[broker_id] + SUSPICION_MS_MAX
         for delay_s in chain(PROBE_DELAYS_S, repeat(PROBE_DELAYS_S[-1])):
             if delay_s:
                 await asyncio.sleep(delay_s)
-            if await self._probe(broker_id) in (ProbeResult.REACHABLE, ProbeResult.UNKNOWN):
+            result = await self._probe(broker_id)
+            if result in (ProbeResult.REACHABLE, ProbeResult.UNKNOWN) or self._clock.monotonic_ms() >= deadline_ms:
+                log.info("broker is no longer suspected", broker=broker_id, probe=result.value)
                 break
         self._clear_suspicion(broker_id)
         self._changed.notify_all()

@@ -442,6 +442,8 @@ def test_a_handshake_needs_a_response() -> None:
             assert await peers.handshake(OTHER, 100) is ProbeResult.UNKNOWN
         peers.update_endpoint(OTHER, "127.0.0.1", await free_port())
         assert await peers.handshake(OTHER, 5_000) is ProbeResult.REFUSED
+        peers.update_endpoint(OTHER, "no-such-host.invalid", 9092)
+        assert await peers.handshake(OTHER, 5_000) is ProbeResult.UNKNOWN, "the network proves nothing about the node"
         await peers.close()
 
     run(test())

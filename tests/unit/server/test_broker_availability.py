@@ -7,7 +7,7 @@ from typing import Any
 
 from moldau.metadata.image import MetadataImage, PartitionRegistration
 from moldau.peers.probe import ProbeResult
-from moldau.server.broker_availability import FENCED_LISTED_MS, SUCCESSOR_WAIT_MS, BrokerAvailability
+from moldau.server.broker_availability import FENCED_LISTED_MS, SUCCESSOR_WAIT_MS, SUSPICION_MS_MAX, BrokerAvailability
 from moldau.testing.simulation.platform.simulation import Simulation
 from support.admin_broker import broker_image, image_of
 
@@ -150,6 +150,27 @@ def test_a_dying_process_that_accepts_connections_stays_suspected() -> None:
         assert set(setup.availability.suspected) == {DEAD}
 
     run(test, CLOSED, CLOSED, CLOSED, REFUSED)
+
+
+def test_a_suspicion_ends_if_the_controller_does_not_fence_the_broker() -> None:
+    async def test(setup: Setup) -> None:
+        setup.availability.on_disconnect(DEAD)
+        await asyncio.sleep(SUSPICION_MS_MAX / 1000 + 2)
+        assert not setup.availability.suspected
+        count = setup.probe_count
+        await asyncio.sleep(5)
+        assert setup.probe_count == count
+
+    run(test, CLOSED)
+
+
+def test_a_broker_is_not_suspected_after_the_close() -> None:
+    async def test(setup: Setup) -> None:
+        await setup.availability.close()
+        setup.availability.on_disconnect(DEAD)
+        assert not setup.availability.suspected
+
+    run(test)
 
 
 def test_a_broker_that_does_not_respond_is_not_suspected() -> None:

@@ -117,7 +117,7 @@ class Admin:
                     {config.name: config.value for config in each.configs or ()},
                 )
                 if code is ErrorCode.topic_already_exists and each.name in possibly_created:
-                    results[each.name] = await self._describe_created(each.name)
+                    results[each.name] = await self._describe_created(new_topics[each.name], error)
                 elif code is ErrorCode.request_timed_out and not validate_only:
                     possibly_created.add(each.name)
             return results
@@ -125,13 +125,18 @@ class Admin:
         # A topic whose logs could not be opened exists, so a retry would hide the error.
         return await self._requester.for_each(new_topics, request, final_errors=[ErrorCode.kafka_storage_error])
 
-    async def _describe_created(self, name: str) -> CreatedTopic | KafkaError:
-        """Describes a topic that an earlier attempt has created. Its configs are unknown."""
+    async def _describe_created(self, requested: NewTopic, exists: KafkaError | None) -> CreatedTopic | KafkaError:
+        """Describes a topic that an earlier attempt has probably created. Its configs are unknown. Returns the error
+        `exists` if the topic differs from the requested one, so that it must be older."""
+        name = requested.name
         await self.cluster.refresh([name])
         topic = self.cluster.topics.get(name)
         if topic is None:
             return _missing_topic_error(self.cluster, name)
-        return CreatedTopic(name, topic.topic_id, len(topic.partitions), len(topic.partitions[0].replicas), {})
+        found = CreatedTopic(name, topic.topic_id, len(topic.partitions), len(topic.partitions[0].replicas), {})
+        if exists is not None and not requested.may_have_created(found):
+            return exists
+        return found
 
     async def create_topic(
         self,

@@ -25,6 +25,14 @@ class NewTopic:
     assignments: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """The replicas of each partition, to override the brokers' choice."""
 
+    def may_have_created(self, topic: "CreatedTopic") -> bool:
+        """Returns whether `topic` has the requested partitions and replicas."""
+        if self.assignments:
+            return len(self.assignments) == topic.partitions
+        return self.partitions in (BROKER_DEFAULT, topic.partitions) and (
+            self.replication_factor in (BROKER_DEFAULT, topic.replication_factor)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class CreatedTopic:

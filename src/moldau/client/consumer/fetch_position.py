@@ -27,6 +27,8 @@ class FetchPosition:
     failures: int = 0
     backoff_until: float = 0.0
     """The loop time before which the partition is not fetched again."""
+    requested_leader_epoch: int = -1
+    """The epoch of the leader that got the last fetch; -1 if it was unknown."""
     completed: CompletedFetch | None = None
     high_watermark: int = -1
     readable_end_offset: int = -1

@@ -242,7 +242,7 @@ class Fetcher:
             leader = self._cluster.known_leader_of(partition)
             if state.completed is not None:
                 untaken[leader] = None
-            elif state.backoff_until > now:
+            elif state.backoff_until > now and not self._has_failed_at_older_leader(partition, state):
                 retry_times.append(state.backoff_until)
             elif leader == NO_LEADER or self._awaits_newer_leader(partition, state, now):
                 self._cluster.refresh_soon()
@@ -259,6 +259,9 @@ class Fetcher:
             self._timer = None
         if retry_times:
             self._timer = asyncio.get_running_loop().call_at(min(retry_times), self._send_fetches)
+
+    def _has_failed_at_older_leader(self, partition: TopicPartition, state: FetchPosition) -> bool:
+        return state.failures > 0 and self._cluster.has_newer_leader(partition, state.requested_leader_epoch)
 
     def _awaits_newer_leader(self, partition: TopicPartition, state: FetchPosition, now: float) -> bool:
         topic = self._cluster.topics.get(partition.topic)
@@ -321,10 +324,11 @@ class Fetcher:
         topics: dict[str, list[dict[str, Any]]] = {}
         for partition, state in positions.items():
             known = self._cluster.partition_info(partition)
+            state.requested_leader_epoch = -1 if known is None else known.leader_epoch
             topics.setdefault(partition.topic, []).append(
                 {
                     "partition": partition.partition,
-                    "current_leader_epoch": -1 if known is None else known.leader_epoch,
+                    "current_leader_epoch": state.requested_leader_epoch,
                     "fetch_offset": state.position,
                     "last_fetched_epoch": state.leader_epoch,
                     "partition_max_bytes": self._partition_max_bytes,

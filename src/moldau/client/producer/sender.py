@@ -21,8 +21,8 @@ LANE = "produce"
 """Produce requests use a separate connection (a lane), because with acks=all they delay the requests behind them."""
 
 _TRANSACTION_TIMEOUT_MS = 60_000
-_RECORD_ERRORS_SHOWN_MAX = 3
 """The value for a field of InitProducerId that only transactions use."""
+_RECORD_ERRORS_SHOWN_MAX = 3
 _log = get_logger("client.sender")
 
 

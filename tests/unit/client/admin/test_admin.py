@@ -73,7 +73,8 @@ def created(code: ErrorCode) -> Callable[[ReceivedRequest], ScriptedResponse]:
     return answer
 
 
-def create(*answers: Callable[[ReceivedRequest], ScriptedResponse]) -> CreatedTopic:
+def create(*answers: Callable[[ReceivedRequest], ScriptedResponse], partitions: int = 4) -> CreatedTopic:
+    """Creates a topic. The broker has one of this name with four partitions."""
     left = iter(answers)
 
     async def main() -> CreatedTopic:
@@ -84,7 +85,7 @@ def create(*answers: Callable[[ReceivedRequest], ScriptedResponse]) -> CreatedTo
             ) as broker,
             Admin(broker.bootstrap, retry_backoff_ms=1) as admin,
         ):
-            return await admin.create_topic("orders", partitions=4, replication_factor=1)
+            return await admin.create_topic("orders", partitions=partitions, replication_factor=1)
 
     return asyncio.run(main())
 
@@ -103,6 +104,12 @@ def test_a_topic_that_existed_before_is_not_created(
 ) -> None:
     with pytest.raises(KafkaError) as refused:
         create(*before, created(ErrorCode.topic_already_exists))
+    assert refused.value.code is ErrorCode.topic_already_exists
+
+
+def test_an_older_topic_after_a_lost_create_response_is_not_created() -> None:
+    with pytest.raises(KafkaError) as refused:
+        create(lambda _: Disconnect, created(ErrorCode.topic_already_exists), partitions=12)
     assert refused.value.code is ErrorCode.topic_already_exists
 
 

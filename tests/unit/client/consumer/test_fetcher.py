@@ -83,13 +83,16 @@ def fails(code: ErrorCode) -> Callable[[ReceivedRequest], ScriptedResponse]:
 
 
 def with_fetcher(
-    test: Callable[[ScriptedBroker, Fetcher], Coroutine[Any, Any, None]], script: Any, **settings: Any
+    test: Callable[[ScriptedBroker, Fetcher], Coroutine[Any, Any, None]],
+    script: Any,
+    retry_backoff_ms: int = 1,
+    **settings: Any,
 ) -> None:
     async def main() -> None:
         async with (
             asyncio.timeout(DEADLINE_S),
             ScriptedBroker({ApiKey.FETCH: script}, topics={"orders": 2}) as broker,
-            Cluster(broker.bootstrap, retry_backoff_ms=1) as cluster,
+            Cluster(broker.bootstrap, retry_backoff_ms=retry_backoff_ms) as cluster,
             Fetcher(cluster, **settings) as fetcher,
         ):
             await test(broker, fetcher)
@@ -145,7 +148,7 @@ def test_a_retriable_fetch_error_is_retried_with_fresh_metadata(
     with_fetcher(test, in_turn([failure, failure, gives(batch(3, "a", "b"))]))
 
 
-def test_a_leader_named_beside_an_error_is_believed() -> None:
+def test_a_leader_named_beside_an_error_gets_the_next_fetch_at_once() -> None:
     def moved(received: ReceivedRequest) -> ScriptedResponse:
         fields = {"error_code": 6, "current_leader": {"leader_id": NODE, "leader_epoch": 9}}
         return answer(received, {0: fields})
@@ -160,7 +163,7 @@ def test_a_leader_named_beside_an_error_is_believed() -> None:
         ]
         assert epochs[:2] == [0, 9]
 
-    with_fetcher(test, in_turn([moved, gives(batch(0, "a"))]))
+    with_fetcher(test, in_turn([moved, gives(batch(0, "a"))]), retry_backoff_ms=60_000)
 
 
 def test_a_leader_gets_the_next_fetch_only_after_its_response_was_taken() -> None:
