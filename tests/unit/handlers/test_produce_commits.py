@@ -1,8 +1,9 @@
 """Produce to several partitions while leaders and leases change."""
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
+from moldau.broker_lifecycle.manager import BrokerLease
 from moldau.client.errors import ErrorCode
 from moldau.error_codes import error_code
 from moldau.handlers import REGISTRY
@@ -119,6 +120,41 @@ def test_a_produce_releases_its_frame_before_it_waits_for_the_commit() -> None:
             response = decoder(ApiKey.PRODUCE, 9, "response")(memoryview(b"".join(map(bytes, parts)))[9:])
             codes = [each.error_code for topic in response.responses for each in topic.partition_responses]
             assert codes == [ErrorCode.not_leader_or_follower, ErrorCode.unknown_topic_or_partition, ErrorCode.none]
+
+    run(main())
+
+
+class HandoverThatEndsTheLease:
+    """A broker that is shutting down. Its lease ends while a response waits for the handover."""
+
+    is_handing_over = True
+
+    def __init__(self, lease: BrokerLease) -> None:
+        self._lease = lease
+
+    async def wait_for_handover(self) -> None:
+        self._lease.end()
+
+
+def test_a_lease_that_ends_during_the_handover_fails_the_partition() -> None:
+    async def main() -> None:
+        async with Broker(topics={"orders": 1}) as broker:
+            node = broker.node.broker
+            orders = node.replica_manager.get("orders", 0)
+            assert orders is not None
+            brokers = {each: broker_image(each) for each in (1, 2)}
+            await orders.apply_image(PartitionRegistration(0, (1, 2), (1,), 1, 50, 50), brokers=brokers)
+            orders._lease = lease = BrokerLease(node.platform.clock)
+            lease.extend(node.platform.clock.monotonic_ms() + 60_000)
+            lifecycle, node.lifecycle = node.lifecycle, cast(Any, HandoverThatEndsTheLease(lease))
+            frame = produce_frame("unknown", "orders")
+            connection = ClientConnection("127.0.0.1:5", "PLAINTEXT")
+            parts = await Dispatcher(node, REGISTRY).handle(connection, memoryview(frame), lambda: None)
+            node.lifecycle = lifecycle
+            assert parts is not None
+            response = decoder(ApiKey.PRODUCE, 9, "response")(memoryview(b"".join(map(bytes, parts)))[9:])
+            codes = [each.error_code for topic in response.responses for each in topic.partition_responses]
+            assert codes == [ErrorCode.unknown_topic_or_partition, ErrorCode.not_leader_or_follower]
 
     run(main())
 
