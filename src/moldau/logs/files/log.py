@@ -421,6 +421,9 @@ class FileLog(Log):
             return
         # Lower the checkpoints before truncating. After a crash, recovery would otherwise treat the records as lost.
         await self.checkpoints.truncate(self.name, end)
+        # Delete the snapshots before the records. After a crash, recovery would otherwise take the gap before the next
+        # segment for one that compaction left. The write of the epochs syncs the directory.
+        delete_snapshots_after(self.disk, self.directory, end)
         # Truncate the epochs before the records. In the other order, a crash could leave an epoch without records,
         # which would make this log look newer than it is. Recovery restores missing epochs from the records.
         self._is_epoch_checkpoint_stale = True
@@ -442,7 +445,6 @@ class FileLog(Log):
         for segment in reversed(removed):
             delete_segment_files(disk, directory, segment.base_offset)
         delete_segment_files(disk, directory, active.base_offset, indexes_only=True)
-        delete_snapshots_after(disk, directory, end)
         await rebuild_producer_state(disk, directory, self.segments, self.producers, end)
         self._directory_changes += 1
         self._truncation_change = self._directory_changes

@@ -216,14 +216,14 @@ class _LogLoader:
         states: list[tuple[int, bytes]] = []
         while number < len(segments) and not torn:
             segment = segments[number]
-            states.append((segment.base_offset, producers.snapshot()))
             gap = segment.base_offset - segments[number - 1].next_offset if number > first else 0
-            # Stop at a gap between segments, because the crash has lost unflushed batches there. Intended are only gaps
-            # that compaction left and gaps larger than OFFSET_RANGE; see `FileLog.roll`.
-            if gap < 0 or (0 < gap <= OFFSET_RANGE and segment.base_offset > self._cleaned_offset):
+            # Stop at a gap between segments if the crash may have lost unflushed batches there. Intended are gaps that
+            # compaction left and gaps larger than OFFSET_RANGE; see `FileLog.roll`.
+            if gap < 0 or (0 < gap <= OFFSET_RANGE and not self._was_flushed(segment.base_offset, producers)):
                 break
             if gap:
                 segments[number - 1].next_offset = segment.base_offset
+            states.append((segment.base_offset, producers.snapshot()))
             torn = await self._recover_segment(segment, producers, epochs)
             if segment.next_offset <= self._recovery_point:
                 self._load_snapshot(producers, segment.next_offset)
@@ -252,18 +252,35 @@ class _LogLoader:
         if len(segments) - first > 1:
             await self._disk.replace(f"{self._directory}/{LEADER_EPOCH_CHECKPOINT}", epochs.to_text().encode())
 
-    def _load_snapshot(self, producers: ProducerStateManager, offset: int) -> None:
-        """Loads the producer snapshot at `offset` if it exists.
+    def _was_flushed(self, offset: int, producers: ProducerStateManager) -> bool:
+        """Returns whether all batches before the segment at `offset` were flushed, so that compaction has removed those
+        that are missing. Loads the producer snapshot at `offset` if it is needed as the evidence.
+
+        The checkpoints may be lost, for example if only the directory of this log was restored. The producer snapshot
+        is in this directory, and it is written after the flush.
+        """
+        if offset <= self._cleaned_offset:
+            return True
+        if not self._load_snapshot(producers, offset):
+            return False
+        log.warning("offsets are missing before a segment", log=self._directory, offset=offset)
+        return True
+
+    def _load_snapshot(self, producers: ProducerStateManager, offset: int) -> bool:
+        """Loads the producer snapshot at `offset`. Returns False if there is none.
 
         The snapshot may contain batches that the segments lack. Compaction may have removed a producer's batch because
         the producer had a later batch, which the crash may have lost.
         """
         data = read_small_file(self._disk, _snapshot_path(self._directory, offset))
-        if data is not None:
-            try:
-                producers.restore(data)
-            except CorruptRecordError as error:
-                log.warning("ignoring a producer snapshot", log=self._directory, offset=offset, reason=str(error))
+        if data is None:
+            return False
+        try:
+            producers.restore(data)
+        except CorruptRecordError as error:
+            log.warning("ignoring a producer snapshot", log=self._directory, offset=offset, reason=str(error))
+            return False
+        return True
 
     async def _recover_segment(
         self, segment: LogSegment, producers: ProducerStateManager, epochs: LeaderEpochCache
@@ -313,6 +330,9 @@ class _LogLoader:
                 bytes=size - segment.size,
                 reason=str(error),
             )
+            # Delete the snapshots first. After another crash, they would be evidence that nothing is missing here.
+            delete_snapshots_after(self._disk, self._directory, expected)
+            await self._disk.sync_directory(self._directory)
             segment.file.truncate(segment.size)
             return True
         return False

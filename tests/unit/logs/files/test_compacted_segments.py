@@ -76,7 +76,17 @@ def test_the_next_compaction_merges_segments_without_batches(data: Data) -> None
 
 
 @pytest.mark.parametrize("is_clean", [True, False])
-@pytest.mark.parametrize("lost", [(), ("recovery-point-offset-checkpoint",), ("*/*index",), ("*/*.snapshot",)])
+@pytest.mark.parametrize(
+    "lost",
+    [
+        (),
+        ("recovery-point-offset-checkpoint",),
+        ("recovery-point-offset-checkpoint", "cleaner-offset-checkpoint"),
+        ("*-checkpoint",),
+        ("*/*index",),
+        ("*/*.snapshot",),
+    ],
+)
 def test_a_compacted_log_is_opened_again(data: Data, is_clean: bool, lost: tuple[str, ...]) -> None:
     async def body() -> None:
         log = await data.open_compacted()
@@ -94,6 +104,22 @@ def test_a_compacted_log_is_opened_again(data: Data, is_clean: bool, lost: tuple
         assert await log.offset_for_timestamp(9_001, 10) is None
         await append(log, LARGE, keys=[b"more"])
         assert log.end_offset == 11
+
+    run(body)
+
+
+def test_unflushed_batches_that_are_lost_without_the_checkpoints_end_the_log(data: Data) -> None:
+    async def body() -> None:
+        log = await data.open_compacted()
+        for number in range(3):
+            await append(log, LARGE, keys=[b"unflushed-%d" % number])
+        for path in data.path.glob("*-checkpoint"):
+            path.unlink()
+        # A power cut: the segment at 11 has lost its batch, and the later one has not.
+        (data.log_path / "00000000000000000011.log").write_bytes(b"")
+        log = await data.open()
+        assert log.end_offset == 11
+        assert await offsets_of(log) == [0, 5, 8, 9, 10]
 
     run(body)
 

@@ -53,7 +53,7 @@ def run(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
     asyncio.run(body())
 
 
-async def fill(log: FileLog, count: int = 30) -> list[bytes]:
+async def fill(log: FileLog, count: int = 30, *, is_flushed: bool = True) -> list[bytes]:
     """Appends batches of an idempotent producer to several segments, three per leader epoch."""
     values = [b"%02d" % number * 50 for number in range(count)]
     for number, value in enumerate(values):
@@ -66,7 +66,8 @@ async def fill(log: FileLog, count: int = 30) -> list[bytes]:
             producer_epoch=0,
             base_sequence=number,
         )
-    await flush_and_finalize(log)
+    if is_flushed:
+        await flush_and_finalize(log)
     return values
 
 
@@ -295,10 +296,9 @@ def test_segments_after_a_torn_one_are_deleted(data: Data) -> None:
     run(body)
 
 
-def test_a_segment_without_its_last_batches_is_detected(data: Data) -> None:
+def test_an_unflushed_segment_without_its_last_batches_is_detected(data: Data) -> None:
     async def body() -> None:
-        values = await fill(await data.open())
-        (data.path / "recovery-point-offset-checkpoint").unlink()
+        values = await fill(await data.open(), is_flushed=False)
         last = (await batches_of(data.store._logs[NAME]))[-1]
         with data.segment(-2).open("r+b") as file:
             file.truncate(data.segment(-2).stat().st_size - last.size)
