@@ -14,6 +14,7 @@ from moldau.logs.store import EMPTY_SLICES, Log, LogName, LogStore, TimestampAnd
 from moldau.platform.clock import SystemClock
 from moldau.platform.os_disk import OsDisk
 from moldau.records.batch import Batch, split
+from moldau.records.record import section
 from moldau.settings.topic import TopicSettings
 from support.logs import (
     FOREVER,
@@ -603,6 +604,36 @@ def test_a_read_skips_a_batch_whose_last_records_were_removed(make_store: MakeSt
             # Without a later batch the reader gets the last one.
             (read,) = split((await log.read(4, 0, 6, skip_empty=True)).read())
             assert (read.base_offset, read.last_offset) == (3, 5)
+
+    asyncio.run(body())
+
+
+def test_a_read_of_whole_batches_does_not_decode_them(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body() -> None:
+        async with opened(make_store, COMPACTED) as log:
+            for number in range(4):
+                keys = [b"%d-%d" % (number, each) for each in range(3)]
+                await append(log, b"1", b"2", b"3", keys=keys, compression=1)
+            # The first batch loses its last record.
+            await append(log, b"2", keys=[b"0-2"])
+            await filler(log)
+            end = log.end_offset
+            assert await log.compact(1_000_000, end)
+            decoded: list[int] = []
+
+            def counted_section(batch: Batch) -> bytes:
+                decoded.append(batch.base_offset)
+                return section(batch)
+
+            monkeypatch.setattr("moldau.logs.compaction.section", counted_section)
+            for offset, expected in [(0, 0), (3, 3), (4, 3), (5, 3), (8, 6), (12, 12)]:
+                read, *_ = split((await log.read(offset, 1, end, skip_empty=True)).read())
+                assert read.base_offset == expected
+            assert decoded == []
+            for offset, expected in [(1, 0), (2, 3)]:
+                read, *_ = split((await log.read(offset, 1, end, skip_empty=True)).read())
+                assert read.base_offset == expected
+            assert decoded == [0, 0]
 
     asyncio.run(body())
 

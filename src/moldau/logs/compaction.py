@@ -57,7 +57,10 @@ def is_last_of_producer(batch: Batch, producers: ProducerStateManager) -> bool:
 
 
 def has_record_from(batch: Batch, offset: int) -> bool:
-    """Returns whether the batch has a record at or after `offset`. The removed records of a batch may be its last."""
+    """Returns whether the batch, which ends at or after `offset`, has a record there. Compaction may have removed its
+    last records. Decodes the records only if the header does not tell."""
+    if not batch.count or offset <= batch.base_offset or batch.count > batch.last_offset_delta:
+        return batch.count > 0
     try:
         return any(batch.base_offset + span[3] >= offset for span in spans(batch, section(batch)))
     except UNDECODABLE_ERRORS:
