@@ -86,6 +86,7 @@ class Cleaner:
         for segment in dirty:
             bytes_read = 0
             position = segment.position_of(self._cleaned_offset)
+            self._log.segments.cache_indexes(segment)
             for _, batch in scan_batches(segment.file, position, segment.size):
                 if not self._offsets.add(batch):
                     return True

@@ -135,7 +135,6 @@ class FileLog(Log):
     def configure(self, settings: TopicSettings) -> None:
         self.settings = settings
         self.segments.active.index_interval_bytes = settings.index_interval_bytes
-        self.segments.are_compacted = "compact" in settings.cleanup_policy
         self.roll_policy = RollPolicy(self.name, settings)
 
     @property
@@ -332,8 +331,7 @@ class FileLog(Log):
                 if segment.max_timestamp < timestamp_ms:
                     continue
                 since = segment.base_offset + segment.time_index.lookup(timestamp_ms)
-                if segment is not self.segments.active:
-                    self.segments.cache_indexes(segment)
+                self.segments.cache_indexes(segment)
                 for header in segment.headers(max(since, self.start_offset)):
                     if header.last_offset >= below:
                         return None
@@ -362,6 +360,7 @@ class FileLog(Log):
                     # Scan the whole segment. It is only partly in the range, or compaction has removed the records of
                     # the batch with max_timestamp.
                     latest = _max_timestamp_in(segment, self.start_offset, self.start_offset, below, latest)
+                self.segments.cache_indexes(segment)
                 await asyncio.sleep(0)
         except (CorruptRecordError, OSError) as error:
             raise self.health.on_read_error(error) from error

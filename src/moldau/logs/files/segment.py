@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from moldau.errors import CorruptRecordError
 from moldau.logs.compaction import has_record_from
+from moldau.logs.files.empty_batches import EmptyBatches
 from moldau.logs.files.file_names import LOG_SUFFIX, OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX, segment_file_name
 from moldau.logs.files.indexes import OFFSET_RANGE, OffsetIndex, TimeIndex
 from moldau.logs.files.scan import BatchHeader, read_batch, scan_headers
@@ -33,13 +34,13 @@ class LogSegment:
         "_recent_positions",
         "_time_index",
         "base_offset",
+        "empty_batches",
         "file",
         "first_timestamp",
         "has_unwritten_indexes",
         "index_interval_bytes",
         "max_timestamp",
         "max_timestamp_offset",
-        "may_have_empty_batches",
         "next_offset",
         "producer_snapshot",
         "size",
@@ -67,8 +68,7 @@ class LogSegment:
         self.max_timestamp = NO_TIMESTAMP
         self.max_timestamp_offset = self.base_offset
         """The last offset of the first batch with max_timestamp."""
-        self.may_have_empty_batches = True
-        """False if all batches were registered and each has records."""
+        self.empty_batches = EmptyBatches(self.size)
         self._has_timestamps = False
         self._bytes_since_index = 0
         self._offset_index: OffsetIndex | None = None
@@ -94,7 +94,7 @@ class LogSegment:
 
     def _start_empty(self) -> None:
         self._reset_state()
-        self.may_have_empty_batches = False
+        self.empty_batches = EmptyBatches(0)
         self._has_timestamps = True
         self._offset_index, self._time_index = OffsetIndex(), TimeIndex()
 
@@ -112,7 +112,7 @@ class LogSegment:
             self.max_timestamp_offset = last_offset
         size = batch.size
         if size == HEADER_SIZE:
-            self.may_have_empty_batches = True
+            self.empty_batches.positions.append(position)
         if self._bytes_since_index > self.index_interval_bytes:
             self.offset_index.append(last_offset - self.base_offset, position)
             self.time_index.maybe_append(self.max_timestamp, self.max_timestamp_offset - self.base_offset)
@@ -200,7 +200,6 @@ class LogSegment:
 
     def _load_from_indexes(self, offset_index: OffsetIndex, time_index: TimeIndex) -> None:
         self._start_empty()
-        self.may_have_empty_batches = True
         self._offset_index, self._time_index = offset_index, time_index
         if not self.size:
             return
@@ -209,6 +208,7 @@ class LogSegment:
             self.max_timestamp_offset = self.base_offset + time_index.offsets[-1]
         first_timestamp = next(scan_headers(self.file, 0, self.size)).max_timestamp
         covered = offset_index.positions[-1] if offset_index else 0
+        self.empty_batches = EmptyBatches(covered)
         for header in scan_headers(self.file, covered, self.size):
             if offset_index and header.position == covered:
                 # This batch already has an index entry.
@@ -284,15 +284,6 @@ class LogSegment:
             ):
                 return header.position
         return self.size
-
-    def size_before_empty_batches(self, position: int, size: int) -> int:
-        """Returns `size`, or the size of the batches from `position` on before two empty ones in a row, if smaller."""
-        previous_size = 0
-        for header in scan_headers(self.file, position, position + size):
-            if header.size == previous_size == HEADER_SIZE:
-                return header.position - HEADER_SIZE - position
-            previous_size = header.size
-        return size
 
     def last_batch(self, offset: int, end: int) -> BatchHeader | None:
         """Returns the header of the last batch before position `end`, unless the batch ends before `offset`."""

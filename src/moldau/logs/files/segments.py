@@ -57,12 +57,12 @@ class LogSegments:
         self._segments = segments
         self.base_offsets = [segment.base_offset for segment in segments]
         self.active = segments[-1]
-        self.are_compacted = False
-        """Whether the topic is compacted."""
         self.unfinalized: list[LogSegment] = []
         """Closed segments that may not be flushed yet, or whose indexes are not written to their files yet."""
         self._with_indexes: list[LogSegment] = []
         """Closed segments with their indexes in memory, the least recently added first."""
+        for segment in self.closed:
+            self.cache_indexes(segment)
 
     def __len__(self) -> int:
         return len(self._segments)
@@ -102,8 +102,9 @@ class LogSegments:
         removed = self._segments[count:]
         del self._segments[count:], self.base_offsets[count:]
         self.active = self._segments[-1]
-        self.unfinalized = [segment for segment in self.unfinalized if segment in self.closed]
-        self._with_indexes = []
+        closed = self.closed
+        self.unfinalized = [segment for segment in self.unfinalized if segment in closed]
+        self._with_indexes = [segment for segment in self._with_indexes if segment in closed]
         return removed
 
     def reset(self, segment: LogSegment) -> None:
@@ -124,14 +125,15 @@ class LogSegments:
         self._with_indexes = [each for each in self._with_indexes if each not in group]
 
     def cache_indexes(self, segment: LogSegment) -> None:
-        """Keeps the loaded indexes of this segment in memory. Drops the oldest indexes if the cache is full."""
+        """Keeps the indexes of a segment in memory after a use. Drops the oldest indexes if the cache is full. Does
+        nothing for the active segment."""
         cached = self._with_indexes
-        if segment in cached or not segment.has_loaded_indexes:
+        if segment is self.active or segment in cached or not segment.has_loaded_indexes:
             return
         cached.append(segment)
         if len(cached) > _CACHED_INDEXES_MAX:
             evicted = cached.pop(0)
-            if evicted is not self.active and evicted not in self.unfinalized:
+            if evicted not in self.unfinalized:
                 evicted.drop_indexes()
 
     def count_up_to(self, offset: int) -> int:
@@ -150,11 +152,13 @@ class LogSegments:
                 size = end - start
                 if size > bytes_max:
                     size = _size_within_limit(segment, start, bytes_max, min_one_batch)
-                if skip_empty and self.are_compacted and segment.may_have_empty_batches:
-                    size = segment.size_before_empty_batches(start, size)
-                if segment is not self.active:
-                    self.cache_indexes(segment)
+                empty = segment.empty_batches
+                if skip_empty and (empty.positions or start < empty.known_from):
+                    # A client may not advance over many empty batches.
+                    size = empty.first_run(segment.file, start, start + size) - start
+                self.cache_indexes(segment)
                 return RecordSlices((FileSlice(segment.file, start, size),), size) if size else EMPTY_SLICES
+            self.cache_indexes(segment)
             if end < segment.size:
                 break
         return self._read_last_batch(offset, bytes_max, below, min_one_batch) if skip_empty else EMPTY_SLICES
@@ -163,6 +167,7 @@ class LogSegments:
         for segment in reversed(self.in_range(offset, below)):
             end = segment.size if below >= segment.next_offset else segment.position_of(below)
             last = segment.last_batch(offset, end)
+            self.cache_indexes(segment)
             if last is not None:
                 if last.size > bytes_max and not min_one_batch:
                     break
