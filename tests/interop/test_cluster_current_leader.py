@@ -16,7 +16,8 @@ from support.broker_process_cluster import BrokerProcessCluster
 from support.topics import QUIET, unique
 from support.wire import FETCH, METADATA, PRODUCE, WireClient, batch, fetch_tree, produce_tree
 
-NOT_LEADER_OR_FOLLOWER = 6
+NOT_LEADER_OR_FOLLOWER, INVALID_RECORD = 6, 87
+CONTROL_FLAG = 0x20
 NO_LEADER = {"leader_id": -1, "leader_epoch": -1}
 TIMEOUT_S = 60
 Nodes = BrokerProcessCluster | KafkaCluster
@@ -72,17 +73,35 @@ def expected(nodes: Nodes, *, named: bool) -> tuple[Any, ...]:
     return NOT_LEADER_OR_FOLLOWER, {"leader_id": 1, "leader_epoch": 0}, [endpoint]
 
 
-@pytest.mark.parametrize("node_id", [2, 3])
-@pytest.mark.parametrize("version", [10, 12, 13])
-def test_produce_to_another_broker_returns_the_leader(nodes: Nodes, topic: str, node_id: int, version: int) -> None:
+def produce(nodes: Nodes, topic: str, node_id: int, version: int, *batches: bytes) -> tuple[Any, ...]:
+    """Returns the error code, the current leader and the endpoints."""
     with WireClient(nodes.nodes[node_id].bootstrap) as wire:
-        tree = produce_tree(topic, batch())
+        tree = produce_tree(topic, *batches)
         if version >= 13:
             tree["topic_data"][0]["topic_id"] = describe(wire, topic)["topic_id"]
         response = wire.request(PRODUCE, version, tree)
         (partition,) = response["responses"][0]["partition_responses"]
-        found = partition["error_code"], partition["current_leader"], response["node_endpoints"]
-        assert found == expected(nodes, named=True)
+        return partition["error_code"], partition["current_leader"], response["node_endpoints"]
+
+
+@pytest.mark.parametrize("node_id", [2, 3])
+@pytest.mark.parametrize("version", [10, 12, 13])
+def test_produce_to_another_broker_returns_the_leader(nodes: Nodes, topic: str, node_id: int, version: int) -> None:
+    assert produce(nodes, topic, node_id, version, batch()) == expected(nodes, named=True)
+
+
+@pytest.mark.parametrize("node_id", [2, 3])
+@pytest.mark.parametrize(
+    "invalid",
+    [batch(crc=1), batch(base_offset=5), batch(count=7), batch(attributes=CONTROL_FLAG), batch([b"x" * 2_000_000])],
+    ids=["checksum", "base offset", "count", "control", "size"],
+)
+def test_only_the_leader_checks_the_content_of_a_batch(nodes: Nodes, topic: str, node_id: int, invalid: bytes) -> None:
+    assert produce(nodes, topic, node_id, 12, invalid) == expected(nodes, named=True)
+
+
+def test_a_follower_checks_that_there_is_one_batch(nodes: Nodes, topic: str) -> None:
+    assert produce(nodes, topic, 2, 12, batch(), batch()) == (INVALID_RECORD, NO_LEADER, [])
 
 
 @pytest.mark.parametrize("version", [12, 13, 15, 16, 17, 18])

@@ -145,6 +145,8 @@ async def _append(
                 if request.acks not in (-1, 0, 1):
                     raise InvalidRequiredAcksError(f"acks must be -1, 0 or 1, not {request.acks}")
                 batch = parse_batch(data.records or b"")
+                # Check this before the content of the batch, as in Kafka, so that the client learns of the leader.
+                partition.require_leader()
                 result.log_start_offset = partition.log.start_offset
                 batch, append_time = await _validate_batch(
                     broker, partition, request, batch, session.api_version, record_errors_left

@@ -72,14 +72,14 @@ def test_a_lease_that_expires_during_another_append_fails_the_partition() -> Non
     run(main())
 
 
-def produce_frame(*topics: str, timeout_ms: int = 30_000) -> bytearray:
+def produce_frame(*topics: str, timeout_ms: int = 30_000, records: bytes | None = None) -> bytearray:
     frame = encode_request_header(ApiKey.PRODUCE, 9, 7, "test")
     tree = {
         "transactional_id": None,
         "acks": -1,
         "timeout": timeout_ms,
         "topic_data": [
-            {"name": name, "partition_data": [{"index": 0, "records": batch(bytes(1000)).to_bytes()}]}
+            {"name": name, "partition_data": [{"index": 0, "records": records or batch(bytes(1000)).to_bytes()}]}
             for name in topics
         ],
     }
@@ -175,5 +175,26 @@ def test_records_that_were_appended_but_not_committed_have_offsets() -> None:
             (partition,) = response.responses[0].partition_responses
             assert partition.error_code == ErrorCode.request_timed_out
             assert (partition.base_offset, partition.log_start_offset) == (0, 0)
+
+    run(main())
+
+
+def test_a_follower_names_the_leader_also_to_an_invalid_batch() -> None:
+    async def main() -> None:
+        async with Broker(topics={"orders": 1}) as broker:
+            node = broker.node.broker
+            orders = node.replica_manager.get("orders", 0)
+            assert orders is not None
+            brokers = {each: broker_image(each) for each in (1, 2)}
+            await orders.apply_image(PartitionRegistration(0, (1, 2), (1, 2), 2, 50, 50), brokers=brokers)
+            damaged = bytearray(batch(bytes(1000)).to_bytes())
+            damaged[-1] ^= 1
+            frame = produce_frame("orders", records=bytes(damaged))
+            connection = ClientConnection("127.0.0.1:5", "PLAINTEXT")
+            parts = await Dispatcher(node, REGISTRY).handle(connection, memoryview(frame), lambda: None)
+            assert parts is not None
+            response = decoder(ApiKey.PRODUCE, 9, "response")(memoryview(b"".join(map(bytes, parts)))[9:])
+            (partition,) = response.responses[0].partition_responses
+            assert (partition.error_code, partition.log_start_offset) == (ErrorCode.not_leader_or_follower, -1)
 
     run(main())
