@@ -13,7 +13,7 @@ from moldau.records.batch_builder import build_batch
 from moldau.records.record import Record, iterate_records
 from support.broker_process_cluster import BrokerProcessCluster
 from support.partition_readers import PARTITION_READERS, Range, Row
-from support.wire import DELETE_RECORDS, INIT_PRODUCER_ID, WireClient, fetch, latest, produce
+from support.wire import DELETE_RECORDS, WireClient, fetch, latest, new_producer_id, produce
 
 pytestmark = pytest.mark.clients
 
@@ -39,8 +39,7 @@ class CompactedPartition:
         self.start = 0
         self._uncommitted: list[tuple[int, int, list[Record]]] = []
         with self._leader() as wire:
-            tree = {"transactional_id": None, "transaction_timeout": 60_000, "producer_id": -1, "producer_epoch": -1}
-            self._producer_ids = [wire.request(INIT_PRODUCER_ID, 4, tree)["producer_id"] for _ in range(PRODUCERS)]
+            self._producer_ids = [new_producer_id(wire) for _ in range(PRODUCERS)]
         self._sequences = [0] * PRODUCERS
 
     @property
@@ -209,7 +208,7 @@ def test_replicas_have_the_same_records_after_truncations_and_compaction(
             partition.write(20)
             cluster.start(leader)
             cluster.wait_in_sync(TOPIC)
-            if number % 3 == 2:
+            if number % 3 == 1:
                 partition.delete_records()
         partition.fill()
         wait_for_compaction(cluster, partition)

@@ -3,19 +3,20 @@
 import pytest
 
 from support.topics import Topics
-from support.wire import INIT_PRODUCER_ID, PRODUCE, WireClient, batch, end_offset, produce, produce_tree
+from support.wire import (
+    PRODUCE,
+    WireClient,
+    batch,
+    end_offset,
+    init_producer_id,
+    new_producer_id,
+    produce,
+    produce_tree,
+)
 
-OUT_OF_ORDER, STALE_EPOCH, INVALID_REQUEST, LOADING = 45, 47, 42, 14
+OUT_OF_ORDER, STALE_EPOCH, INVALID_REQUEST = 45, 47, 42
 TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
 LAST_SEQUENCE = 2**31 - 1
-
-
-def new_producer(wire: WireClient, **more: object) -> dict[str, int]:
-    tree = {"transactional_id": None, "transaction_timeout": 60_000, "producer_id": -1, "producer_epoch": -1}
-    while True:
-        response = wire.request(INIT_PRODUCER_ID, 4, {**tree, **more})
-        if response["error_code"] != LOADING:
-            return response
 
 
 class Sending:
@@ -24,7 +25,7 @@ class Sending:
     def __init__(self, wire: WireClient, topic: str) -> None:
         self.wire = wire
         self.topic = topic
-        self.producer_id = new_producer(wire)["producer_id"]
+        self.producer_id = new_producer_id(wire)
 
     def __call__(self, sequence: int, count: int = 1, epoch: int = 0) -> tuple[int, int]:
         values = [b"%d" % number for number in range(count)]
@@ -38,13 +39,13 @@ def send(wire: WireClient, topics: Topics) -> Sending:
 
 
 def test_producer_ids_differ(wire: WireClient) -> None:
-    responses = [new_producer(wire) for _ in range(20)]
+    responses = [init_producer_id(wire) for _ in range(20)]
     assert all(response["error_code"] == 0 and response["producer_epoch"] == 0 for response in responses)
     assert len({response["producer_id"] for response in responses}) == 20
 
 
 def test_an_empty_transactional_id_is_rejected(wire: WireClient) -> None:
-    assert new_producer(wire, transactional_id="")["error_code"] == INVALID_REQUEST
+    assert init_producer_id(wire, transactional_id="")["error_code"] == INVALID_REQUEST
 
 
 def test_sequences_follow_each_other(send: Sending) -> None:
@@ -96,7 +97,7 @@ def test_sequences_wrap_within_a_batch(send: Sending) -> None:
 
 def test_each_partition_has_its_own_sequence(wire: WireClient, topics: Topics) -> None:
     topic = topics.create(partitions=2)
-    producer_id = new_producer(wire)["producer_id"]
+    producer_id = new_producer_id(wire)
     data = batch(producer_id=producer_id, producer_epoch=0, base_sequence=0)
     assert produce(wire, topic, data, partition=0) == (0, 0)
     assert produce(wire, topic, data, partition=1) == (0, 0)
@@ -123,8 +124,8 @@ def test_pipelined_batches_of_one_producer_stay_in_order(send: Sending) -> None:
 
 
 def test_transactions_are_rejected(wire: WireClient, topics: Topics, only_moldau: None) -> None:
-    assert new_producer(wire, transactional_id="tx")["error_code"] == TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-    producer_id = new_producer(wire)["producer_id"]
+    assert init_producer_id(wire, transactional_id="tx")["error_code"] == TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    producer_id = new_producer_id(wire)
     topic = topics.create()
     data = batch(attributes=0x10, producer_id=producer_id, producer_epoch=0, base_sequence=0)
     code, _ = produce(wire, topic, data, transactional_id="tx")

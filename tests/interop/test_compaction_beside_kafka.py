@@ -1,6 +1,7 @@
 """The same random workload on Moldau and Apache Kafka: after compaction every client reads the same records from both.
 
-MOLDAU_COMPACTION_SEEDS sets the number of workloads (1), MOLDAU_COMPACTION_FIRST_SEED the first of them.
+MOLDAU_COMPACTION_SEEDS sets the number of workloads (2), MOLDAU_COMPACTION_FIRST_SEED the first of them (7). The first
+two delete records. One keeps tombstones, and the other one is compacted while it is written.
 """
 
 import os
@@ -18,13 +19,12 @@ from support.broker_process import BrokerProcess
 from support.compaction_workload import SEGMENT_BYTES, CompactionWorkload, DeleteRecords, Write
 from support.partition_readers import PARTITION_READERS, READ_TIMEOUT_S, Range, Row
 from support.topics import Topics
-from support.wire import DELETE_RECORDS, INIT_PRODUCER_ID, WireClient, end_offset, fetch, produce
+from support.wire import DELETE_RECORDS, WireClient, end_offset, fetch, new_producer_id, produce
 
-SEEDS = int(os.environ.get("MOLDAU_COMPACTION_SEEDS", "1"))
-FIRST_SEED = int(os.environ.get("MOLDAU_COMPACTION_FIRST_SEED", "0"))
+SEEDS = int(os.environ.get("MOLDAU_COMPACTION_SEEDS", "2"))
+FIRST_SEED = int(os.environ.get("MOLDAU_COMPACTION_FIRST_SEED", "7"))
 WORKLOAD_BYTES = 6_000_000
 COMPACTION_TIMEOUT_S = 60
-COORDINATOR_LOAD_IN_PROGRESS = 14
 NEVER = 1.0
 """A dirty ratio that no log exceeds."""
 ALWAYS = 0.0001
@@ -63,7 +63,7 @@ class Replay:
             delete_retention_ms=86_400_000 if workload.keeps_tombstones else 1,
             max_message_bytes=1_000_000,
         )
-        self._producer_ids = [self._new_producer_id() for _ in range(workload.producers)]
+        self._producer_ids = [new_producer_id(self._wire) for _ in range(workload.producers)]
         self._end = 0
 
     def close(self) -> None:
@@ -115,14 +115,6 @@ class Replay:
                 f"{sorted({row.offset for row in rows} ^ {row.offset for row in expected})[:20]} differ"
             )
             time.sleep(0.1)
-
-    def _new_producer_id(self) -> int:
-        tree = {"transactional_id": None, "transaction_timeout": 60_000, "producer_id": -1, "producer_epoch": -1}
-        deadline = time.monotonic() + READ_TIMEOUT_S
-        while (found := self._wire.request(INIT_PRODUCER_ID, 4, tree))["error_code"] == COORDINATOR_LOAD_IN_PROGRESS:
-            assert time.monotonic() < deadline, f"{self.bootstrap} has no producer id"
-        assigned: int = found["producer_id"]
-        return assigned
 
 
 def values_of(rows: list[Row]) -> list[Row]:

@@ -22,7 +22,8 @@ TIMEOUT_S = 20
 
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, API_VERSIONS = 0, 1, 2, 3, 18
 CREATE_TOPICS, DELETE_TOPICS, DELETE_RECORDS, INIT_PRODUCER_ID = 19, 20, 21, 22
-OFFSET_FOR_LEADER_EPOCH, DESCRIBE_CONFIGS, INCREMENTAL_ALTER_CONFIGS = 23, 32, 44
+OFFSET_FOR_LEADER_EPOCH, DESCRIBE_CONFIGS, INCREMENTAL_ALTER_CONFIGS, DESCRIBE_LOG_DIRS = 23, 32, 44, 35
+COORDINATOR_LOAD_IN_PROGRESS = 14
 
 
 # Conversion between plain trees and kio's entities
@@ -303,6 +304,25 @@ def latest(wire: WireClient, topic: str, partition: int = 0) -> dict[str, Any]:
 def end_offset(wire: WireClient, topic: str, partition: int = 0) -> int:
     offset: int = latest(wire, topic, partition)["offset"]
     return offset
+
+
+def init_producer_id(wire: WireClient, **more: Any) -> dict[str, Any]:
+    """Returns the response to InitProducerId, by default for an idempotent producer. Repeats the request while a node
+    that has just started has no producer ids."""
+    tree = {"transactional_id": None, "transaction_timeout": 60_000, "producer_id": -1, "producer_epoch": -1}
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        response = wire.request(INIT_PRODUCER_ID, 4, {**tree, **more})
+        if response["error_code"] != COORDINATOR_LOAD_IN_PROGRESS:
+            return response
+        assert time.monotonic() < deadline, "the node has no producer ids"
+
+
+def new_producer_id(wire: WireClient) -> int:
+    response = init_producer_id(wire)
+    assert response["error_code"] == 0
+    assigned: int = response["producer_id"]
+    return assigned
 
 
 def topic_id(wire: WireClient, topic: str) -> UUID:

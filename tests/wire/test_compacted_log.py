@@ -7,10 +7,23 @@ from itertools import count
 from typing import NamedTuple
 
 import pytest
-from broker_under_test import Broker, broker
+from broker_under_test import AGAINST_KAFKA, Broker, broker
 
 from support.topics import Topics
-from support.wire import DELETE_RECORDS, INIT_PRODUCER_ID, LIST_OFFSETS, WireClient, batch, end_offset, fetch, produce
+from support.wire import (
+    DELETE_RECORDS,
+    DESCRIBE_LOG_DIRS,
+    LIST_OFFSETS,
+    PRODUCE,
+    WireClient,
+    batch,
+    end_offset,
+    fetch,
+    new_producer_id,
+    produce,
+    produce_tree,
+    wait_until,
+)
 
 KEYS = 5
 RECORDS = 60
@@ -20,7 +33,6 @@ SEGMENT_BYTES = 1024 * 1024
 PER_SEGMENT = 10
 T0 = 1_700_000_000_000
 OFFSET_OUT_OF_RANGE = 1
-COORDINATOR_LOAD_IN_PROGRESS = 14
 PATIENCE_S = 60
 
 
@@ -61,6 +73,15 @@ def surviving_offsets(wire: WireClient, topic: str, offset: int = 0, **more: int
     return [each.base_offset for each in read(wire, topic, offset, **more) if each.count]
 
 
+def partition_size(wire: WireClient, topic: str) -> int:
+    """Returns the size of the partition on disk."""
+    tree = {"topics": [{"topic": topic, "partitions": [0]}]}
+    (directory,) = wire.request(DESCRIBE_LOG_DIRS, 4, tree)["results"]
+    ((partition,),) = [each["partitions"] for each in directory["topics"]]
+    size: int = partition["partition_size"]
+    return size
+
+
 @pytest.fixture(scope="module")
 def cleaning_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     settings = {"log.cleaner.backoff.ms": "100"}
@@ -74,25 +95,29 @@ def wire(cleaning_node: Broker) -> Iterator[WireClient]:
         yield connected
 
 
-def create_topic(node: Broker, policy: str = "compact") -> str:
+def create_topic(node: Broker, policy: str = "compact", **more: str) -> str:
     return Topics(node.bootstrap).create(
-        cleanup_policy=policy, retention_ms=-1, segment_bytes=SEGMENT_BYTES, min_cleanable_dirty_ratio=0.001
+        cleanup_policy=policy, retention_ms=-1, segment_bytes=SEGMENT_BYTES, min_cleanable_dirty_ratio=0.001, **more
     )
 
 
-def new_producer_id(wire: WireClient) -> int:
-    tree = {"transactional_id": None, "transaction_timeout": 60_000, "producer_id": -1, "producer_epoch": -1}
-    deadline = time.monotonic() + PATIENCE_S
-    while (response := wire.request(INIT_PRODUCER_ID, 4, tree))["error_code"] == COORDINATOR_LOAD_IN_PROGRESS:
-        assert time.monotonic() < deadline, "the node has no producer id"
-    assert response["error_code"] == 0
-    assigned: int = response["producer_id"]
-    return assigned
+def key_of(number: int) -> bytes:
+    return b"key-%d" % (number % KEYS)
+
+
+def batch_of(number: int, key: bytes, **more: int) -> bytes:
+    return batch([VALUE], key=key, base_timestamp=T0 + 1000 * number, **more)
 
 
 def write(wire: WireClient, topic: str, number: int, key: bytes, **more: int) -> None:
-    data = batch([VALUE], key=key, base_timestamp=T0 + 1000 * number, **more)
-    assert produce(wire, topic, data) == (0, number)
+    assert produce(wire, topic, batch_of(number, key, **more)) == (0, number)
+
+
+def check_that_only_survivors_are_stored(wire: WireClient, topic: str, survivors: dict[int, bytes]) -> None:
+    """Plain producers leave no empty batches. `survivors` are the keys by offset."""
+    assert all(each.count for each in read(wire, topic, 0))
+    expected = sum(len(batch_of(offset, key)) for offset, key in survivors.items())
+    wait_until(lambda: partition_size(wire, topic) == expected, f"{partition_size(wire, topic)} bytes, not {expected}")
 
 
 def wait_for_offsets(wire: WireClient, topic: str, expected: list[int]) -> None:
@@ -108,9 +133,10 @@ def compacted(cleaning_node: Broker) -> str:
     topic = create_topic(cleaning_node)
     with WireClient(cleaning_node.bootstrap) as wire:
         for number in range(RECORDS):
-            write(wire, topic, number, b"key-%d" % (number % KEYS))
+            write(wire, topic, number, key_of(number))
         # The keys of the active segment do not count.
         wait_for_offsets(wire, topic, EXPECTED)
+        check_that_only_survivors_are_stored(wire, topic, {each: key_of(each) for each in EXPECTED})
     return topic
 
 
@@ -143,9 +169,12 @@ def partly_compacted(cleaning_node: Broker) -> str:
     whose batches were all removed."""
     topic = create_topic(cleaning_node)
     with WireClient(cleaning_node.bootstrap) as wire:
-        for number in range(3 * PER_SEGMENT):
-            write(wire, topic, number, b"shared" if number % PER_SEGMENT else b"key-%d" % number)
-        wait_for_offsets(wire, topic, [0, 10, 19, *range(20, 30)])
+        keys = [b"shared" if number % PER_SEGMENT else b"key-%d" % number for number in range(3 * PER_SEGMENT)]
+        for number, key in enumerate(keys):
+            write(wire, topic, number, key)
+        expected = [0, 10, 19, *range(20, 30)]
+        wait_for_offsets(wire, topic, expected)
+        check_that_only_survivors_are_stored(wire, topic, {offset: keys[offset] for offset in expected})
     return topic
 
 
@@ -206,9 +235,10 @@ def test_batches_of_idempotent_producers_do_not_stop_a_reader(cleaning_node: Bro
 def test_records_can_be_deleted_up_to_an_offset_in_a_gap(cleaning_node: Broker, wire: WireClient) -> None:
     topic = create_topic(cleaning_node, "compact,delete")
     for number in range(3 * PER_SEGMENT + 1):
-        write(wire, topic, number, b"key-%d" % (number % KEYS))
+        write(wire, topic, number, key_of(number))
     expected = list(range(3 * PER_SEGMENT - KEYS, 3 * PER_SEGMENT + 1))
     wait_for_offsets(wire, topic, expected)
+    check_that_only_survivors_are_stored(wire, topic, {each: key_of(each) for each in expected})
     wanted = {"name": topic, "partitions": [{"partition_index": 0, "offset": 13}]}
     deleted = wire.request(DELETE_RECORDS, 2, {"topics": [wanted], "timeout": 10_000})
     assert deleted["topics"][0]["partitions"][0] == {"partition_index": 0, "low_watermark": 13, "error_code": 0}
@@ -225,13 +255,32 @@ def test_records_can_be_deleted_up_to_an_offset_in_a_gap(cleaning_node: Broker, 
         time.sleep(0.1)
 
 
+def test_a_log_that_is_not_flushed_by_appends_is_compacted(cleaning_node: Broker, wire: WireClient) -> None:
+    """With write.caching closed segments are flushed in the background. Otherwise a check of the retention, which runs
+    every five minutes, would flush them. Kafka has no write.caching, and it never flushes before it responds."""
+    caching = {} if AGAINST_KAFKA else {"write_caching": "true"}
+    topic = create_topic(cleaning_node, **caching)
+    records, window = 300, 30
+    for first in range(0, records, window):
+        # Many requests in flight close segments while others are flushed.
+        for number in range(first, first + window):
+            wire.send(PRODUCE, 9, produce_tree(topic, batch_of(number, key_of(number))))
+        for number in range(first, first + window):
+            _, response = wire.receive(PRODUCE, 9)
+            answer = response["responses"][0]["partition_responses"][0]
+            assert (answer["error_code"], answer["base_offset"]) == (0, number)
+    expected = list(range(records - PER_SEGMENT - KEYS, records))
+    wait_for_offsets(wire, topic, expected)
+    check_that_only_survivors_are_stored(wire, topic, {each: key_of(each) for each in expected})
+
+
 def test_a_compacted_log_survives_a_restart(tmp_path_factory: pytest.TempPathFactory) -> None:
     data_dir = tmp_path_factory.mktemp("restart") / "data"
     with broker(data_dir, settings={"log.cleaner.backoff.ms": "100"}) as node:
         topic = create_topic(node)
         with WireClient(node.bootstrap) as wire:
             for number in range(RECORDS):
-                write(wire, topic, number, b"key-%d" % (number % KEYS))
+                write(wire, topic, number, key_of(number))
             wait_for_offsets(wire, topic, EXPECTED)
         for stop in (node.kill, node.stop):
             stop()
@@ -241,6 +290,7 @@ def test_a_compacted_log_survives_a_restart(tmp_path_factory: pytest.TempPathFac
                 assert end_offset(wire, topic) == RECORDS
                 assert surviving_offsets(wire, topic, partition_max_bytes=1) == EXPECTED
                 assert surviving_offsets(wire, topic, 17) == EXPECTED
+                check_that_only_survivors_are_stored(wire, topic, {each: key_of(each) for each in EXPECTED})
 
 
 def wait_for_leader(wire: WireClient, topic: str) -> None:

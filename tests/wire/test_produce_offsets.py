@@ -1,14 +1,12 @@
 """The offsets and times in responses to Produce: of appended batches, of duplicates and of rejected batches."""
 
-import time
 from typing import Any
 
 import pytest
 
 from support.topics import Topics
-from support.wire import DELETE_RECORDS, INIT_PRODUCER_ID, PRODUCE, WireClient, batch, produce_tree
+from support.wire import DELETE_RECORDS, PRODUCE, WireClient, batch, new_producer_id, produce_tree
 
-COORDINATOR_LOAD_IN_PROGRESS = 14
 TIMESTAMP_MS = 1_700_000_000_000
 START_OFFSET = 2
 """The log start offset of the topic in these tests."""
@@ -28,13 +26,7 @@ def topic(client: WireClient, topics: Topics) -> str:
 
 @pytest.fixture
 def producer_id(client: WireClient) -> int:
-    tree = {"transactional_id": None, "transaction_timeout": 60_000, "producer_id": -1, "producer_epoch": -1}
-    deadline = time.monotonic() + 20
-    while (response := client.request(INIT_PRODUCER_ID, 4, tree))["error_code"] == COORDINATOR_LOAD_IN_PROGRESS:
-        assert time.monotonic() < deadline, "the node has no producer id"
-    assert response["error_code"] == 0
-    assigned: int = response["producer_id"]
-    return assigned
+    return new_producer_id(client)
 
 
 def produced(client: WireClient, topic: str, *batches: bytes, version: int = 9, **more: Any) -> dict[str, Any]:
