@@ -11,6 +11,9 @@ from moldau.observe.logging import get_logger
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.wire.messages import InitProducerIdRequest, InitProducerIdResponse
 
+LOGGED_CHARACTERS_MAX = 100
+"""How much of a client's transactional id or client id is logged. Both may have up to 32 KB."""
+
 log = get_logger(__name__)
 
 
@@ -27,8 +30,8 @@ async def init_producer_id(
     if request.transactional_id is not None:
         log.warning(
             "refused a transactional producer: transactions are not supported",
-            transactional_id=request.transactional_id,
-            client=session.client_id or session.connection.peer,
+            transactional_id=request.transactional_id[:LOGGED_CHARACTERS_MAX],
+            client=(session.client_id or session.connection.peer)[:LOGGED_CHARACTERS_MAX],
         )
         raise TransactionalIdAuthorizationError("transactional producers are not supported")
     if (request.producer_id < 0) != (request.producer_epoch < 0):
