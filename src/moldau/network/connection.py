@@ -2,8 +2,8 @@
 
     bytes → frames → pending frames → requests in flight (one response slot each) → responses → response sender
 
-A request starts when all earlier requests have completed, as in Kafka. Only requests of a pipelined API (Produce) also
-start while earlier requests of the same API wait for their acknowledgement. No client can observe the difference.
+A request starts when all earlier requests have completed, as in Kafka. Only requests of a pipelined API (Produce,
+Envelope) also start while earlier requests of the same API have not completed. No client can observe the difference.
 
 Every stage is bounded. A full stage stops the stage before it, so in the end the connection stops reading.
 """

@@ -37,6 +37,8 @@ class _Route(NamedTuple):
     is_response_flexible: bool
     keeps_frame: bool
     requires_ready_broker: bool
+    waits_for_flush: bool
+    """Whether a request waits until the records of earlier requests of its connection are flushed."""
 
 
 class Dispatcher:
@@ -78,7 +80,7 @@ class Dispatcher:
         if not route.keeps_frame:
             del frame
             release()
-        if connection.unflushed and not api.pipelined:
+        if connection.unflushed and route.waits_for_flush:
             await self._wait_until_flushed(connection)
         try:
             session = RequestContext(connection, header.version, header.client_id, release=release)
@@ -156,6 +158,7 @@ class Dispatcher:
             is_response_flexible=flexible and api_key != ApiKey.API_VERSIONS,
             keeps_frame=api_key == ApiKey.PRODUCE or api.forwarded,
             requires_ready_broker=not api.inter_broker and api_key != ApiKey.API_VERSIONS,
+            waits_for_flush=api_key != ApiKey.PRODUCE,
         )
         return route
 
