@@ -296,6 +296,33 @@ def test_segments_after_a_torn_one_are_deleted(data: Data) -> None:
     run(body)
 
 
+def test_an_interrupted_truncation_of_a_torn_segment_is_completed(data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The truncated segment ends with a whole batch, and the segment after it is still there."""
+
+    async def body() -> None:
+        values = await fill(await data.open())
+        (data.path / "recovery-point-offset-checkpoint").unlink()
+        torn = data.segment(-3)
+        with torn.open("r+b") as file:
+            file.truncate(torn.stat().st_size - 1)
+        remove = OsDisk.remove
+
+        def remove_no_segment(disk: OsDisk, path: str) -> None:
+            if path.endswith(".log"):
+                raise OSError("the process is killed")
+            remove(disk, path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(OsDisk, "remove", remove_no_segment)
+            with pytest.raises(StorageError, match="the process is killed"):
+                await data.open()
+        log = await data.open()
+        assert log.end_offset < int(torn.stem) + 10
+        assert await values_of(log) == values[: log.end_offset]
+
+    run(body)
+
+
 def test_an_unflushed_segment_without_its_last_batches_is_detected(data: Data) -> None:
     async def body() -> None:
         values = await fill(await data.open(), is_flushed=False)
