@@ -206,7 +206,7 @@ PROOFS_ALL = [
         "no other replica has, all replicas have the same records after truncation and compaction.",
         ("-m", "pytest", "tests/interop/test_compaction_beside_kafka.py", "tests/cluster/test_compacted_replicas.py"),
         {"MOLDAU_COMPACTION_SEEDS": "35", "MOLDAU_COMPACTION_KILLS": "25"},
-        sample="2 kills; one seed in `make interop`",
+        sample="2 kills; two seeds in `make interop`",
     ),
     Proof(
         "group-stories",
