@@ -4,19 +4,28 @@ import asyncio
 
 
 class Notifier:
-    """An edge-triggered notifier. Unlike `asyncio.Event`, it loses a notification if no coroutine waits."""
+    """An edge-triggered notifier. Unlike `asyncio.Event`, it loses a notification if no coroutine waits.
+
+    A coroutine that awaits something else between its check and `wait` passes the `count` from before the check.
+    """
 
     def __init__(self) -> None:
         self._waiters: list[asyncio.Future[None]] = []
+        self.count = 0
+        """How many notifications there were."""
 
     def notify_all(self) -> None:
         """Wakes all current waiters in the order in which they started to wait."""
+        self.count += 1
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             resolve(waiter)
 
-    async def wait(self, timeout_ms: int | None = None) -> None:
-        """Returns at the next notification, or when the timeout has passed."""
+    async def wait(self, timeout_ms: int | None = None, *, since_count: int | None = None) -> None:
+        """Returns at the next notification, or when the timeout has passed. Returns at once if `since_count` is given
+        and there was a notification since then."""
+        if since_count is not None and since_count != self.count:
+            return
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
         self._waiters.append(waiter)

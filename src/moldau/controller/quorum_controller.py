@@ -273,6 +273,7 @@ class QuorumController:
         confirmed_age_ms = self._quorum_contact_age_ms(now_ms)
         if tasks.heartbeat_manager.touch(beat, now_ms):
             self._readiness_changed.notify_all()
+        notifications = self._readiness_changed.count
         outcome = await self._process_heartbeat(tasks, beat)
         # Respond well before the broker's timeout for heartbeats, which is two intervals.
         deadline_ms = now_ms + self._settings.static.broker_heartbeat_interval_ms // 2
@@ -280,9 +281,11 @@ class QuorumController:
             left_ms = deadline_ms - self._clock.monotonic_ms()
             if left_ms <= 0:
                 break
-            await self._readiness_changed.wait(left_ms)
+            # The other brokers may have reported while the heartbeat was processed.
+            await self._readiness_changed.wait(left_ms, since_count=notifications)
             if self._tasks is not tasks:
                 raise _not_controller_error()
+            notifications = self._readiness_changed.count
             outcome = await self._process_heartbeat(tasks, beat)
         reply = outcome.reply
         return BrokerHeartbeatReply(

@@ -2,8 +2,12 @@
 
 import asyncio
 
+import pytest
+
 from moldau.broker_lifecycle.manager import HANDOVER_WAIT_MS
 from moldau.broker_lifecycle.state import BrokerState
+from moldau.controller.background_tasks import BackgroundTasks
+from moldau.controller.cluster_control import HeartbeatOutcome
 from moldau.controller.requests import BrokerHeartbeat
 from support.controller_cluster import ControllerCluster, run_on_virtual_time
 from support.controller_cluster_helpers import INTERVAL_MS, SESSION_MS, is_fenced, orders, with_topic
@@ -39,6 +43,31 @@ def test_a_shutdown_takes_no_longer_than_the_other_brokers_need() -> None:
             began_ms = cluster.clock.monotonic_ms()
             await cluster.nodes[broker_id].lifecycle.shut_down()
             assert cluster.clock.monotonic_ms() - began_ms < INTERVAL_MS // 10
+
+    run_on_virtual_time(scenario)
+
+
+def test_a_report_that_arrives_while_a_heartbeat_is_processed_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(cluster: ControllerCluster) -> None:
+        await cluster.boot(1, 2, 3)
+        await with_topic(cluster, [2, 1])
+        controller, other = cluster.nodes[1].controller, cluster.nodes[3]
+        process = controller._process_heartbeat
+        reported_ms: list[int] = []
+
+        async def process_until_reported(tasks: BackgroundTasks, beat: BrokerHeartbeat) -> HeartbeatOutcome:
+            outcome = await process(tasks, beat)
+            offset = outcome.controlled_shutdown_offset
+            if offset is not None and not outcome.reply.should_shut_down and not reported_ms:
+                other.heal()
+                await cluster.until(lambda: tasks.heartbeat_manager.metadata_offset_of(3) >= offset)
+                reported_ms.append(cluster.clock.monotonic_ms())
+            return outcome
+
+        monkeypatch.setattr(controller, "_process_heartbeat", process_until_reported)
+        other.cut_off()
+        await cluster.nodes[2].lifecycle.shut_down()
+        assert cluster.clock.monotonic_ms() - reported_ms[0] < INTERVAL_MS // 10
 
     run_on_virtual_time(scenario)
 
