@@ -65,9 +65,13 @@ def test_the_page_has_both_brokers_and_the_verdicts() -> None:
     found = pooled(results, "Moldau", "Java", KILL)
     assert found == Pauses([0.1, 0.2, 0.3, 0.2, 1.5], 2)
     assert pooled(results, "Moldau", "Java", STOP) is None
-    assert verdict("Java", KILL, found) == "p50 ≤ 0.4: met, p99 ≤ 1: **not met**"
-    assert verdict("Java", STOP, Pauses([0.2])) == "max ≤ 0.2: met"
-    assert verdict("aiokafka", KILL, found) == "-"
+    assert verdict(results, "Java", KILL) == "p50 ≤ 0.4: met, p99 ≤ 1: **not met**"
+    assert verdict(results, "Java", STOP) == "-"
+    stops: Results = {("Moldau", client, STOP, CONFIGURATIONS[0]): Pauses([0.2]) for client in ("Java", "aiokafka")}
+    assert verdict(stops, "Java", STOP) == "max ≤ 0.2: met"
+    assert verdict(stops, "aiokafka", STOP) == "-"
+    slow_configuration = ("Moldau", "Java", STOP, CONFIGURATIONS[1])
+    assert verdict({**stops, slow_configuration: Pauses([0.3])}, "Java", STOP) == "max ≤ 0.2: **not met**"
     text = page(results, ["Java"], [KILL], "- facts", "the command")
     row = "| Java, leader killed (SIGKILL) | 0.20 | 1.50 | 1.50 | 9.00 | 9.00 | 9.00 | "
     assert row + "p50 ≤ 0.4: met, p99 ≤ 1: **not met** | 2 / 0 |" in text

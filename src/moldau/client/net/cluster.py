@@ -449,7 +449,7 @@ class Cluster:
                 self._coordinators[kind, key] = await self._find_coordinator(key, kind, limit_ms)
             except KafkaError as error:
                 timed_out_count += isinstance(error, RequestTimedOutError)
-                await retry.wait_or_raise(error)
+                await retry.wait_or_raise(retry.cause(error))
         return self._coordinators[kind, key]
 
     def forget_coordinator(self, key: str, kind: int = GROUP) -> None:
