@@ -1,6 +1,7 @@
 """Produce to several partitions while leaders and leases change."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, cast
 
 from moldau.broker_lifecycle.manager import BrokerLease
@@ -10,11 +11,12 @@ from moldau.handlers import REGISTRY
 from moldau.handlers.a00_produce import _check_leases, _PartitionResult, _wait_until_committed
 from moldau.metadata.image import PartitionRegistration
 from moldau.partitions.leader_state import FollowerFetch
+from moldau.server.api import Broker as NodeBroker
 from moldau.server.api import ClientConnection
 from moldau.server.dispatcher import Dispatcher
 from moldau.testing import Broker
 from moldau.wire.api_keys import ApiKey
-from moldau.wire.codec import decoder, encoder
+from moldau.wire.codec import Message, decoder, encoder
 from moldau.wire.frames import encode_request_header
 from support.replicas import Replicas, batch, broker_image
 
@@ -87,6 +89,18 @@ def produce_frame(*topics: str, timeout_ms: int = 30_000, records: bytes | None 
     return frame
 
 
+async def handle(node: NodeBroker, frame: bytearray) -> Message:
+    connection = ClientConnection("127.0.0.1:5", "PLAINTEXT")
+    parts = await Dispatcher(node, REGISTRY).handle(connection, memoryview(frame), lambda: None)
+    assert parts is not None
+    return decode(parts)
+
+
+def decode(parts: Sequence[Any]) -> Message:
+    response: Message = decoder(ApiKey.PRODUCE, 9, "response")(memoryview(b"".join(map(bytes, parts)))[9:])
+    return response
+
+
 def test_a_produce_releases_its_frame_before_it_waits_for_the_commit() -> None:
     """Otherwise pending produces could exhaust the memory that reading the followers' fetches needs."""
 
@@ -117,7 +131,7 @@ def test_a_produce_releases_its_frame_before_it_waits_for_the_commit() -> None:
             await orders.read_for_follower(FollowerFetch(2, 200, 1, 50, 50, 0), 1000)
             parts = await handling
             assert parts is not None
-            response = decoder(ApiKey.PRODUCE, 9, "response")(memoryview(b"".join(map(bytes, parts)))[9:])
+            response = decode(parts)
             codes = [each.error_code for topic in response.responses for each in topic.partition_responses]
             assert codes == [ErrorCode.not_leader_or_follower, ErrorCode.unknown_topic_or_partition, ErrorCode.none]
 
@@ -148,11 +162,8 @@ def test_a_lease_that_ends_during_the_handover_fails_the_partition() -> None:
             lease.extend(node.platform.clock.monotonic_ms() + 60_000)
             lifecycle, node.lifecycle = node.lifecycle, cast(Any, HandoverThatEndsTheLease(lease))
             frame = produce_frame("unknown", "orders")
-            connection = ClientConnection("127.0.0.1:5", "PLAINTEXT")
-            parts = await Dispatcher(node, REGISTRY).handle(connection, memoryview(frame), lambda: None)
+            response = await handle(node, frame)
             node.lifecycle = lifecycle
-            assert parts is not None
-            response = decoder(ApiKey.PRODUCE, 9, "response")(memoryview(b"".join(map(bytes, parts)))[9:])
             codes = [each.error_code for topic in response.responses for each in topic.partition_responses]
             assert codes == [ErrorCode.unknown_topic_or_partition, ErrorCode.not_leader_or_follower]
 
@@ -168,10 +179,7 @@ def test_records_that_were_appended_but_not_committed_have_offsets() -> None:
             brokers = {each: broker_image(each) for each in (1, 2)}
             await orders.apply_image(PartitionRegistration(0, (1, 2), (1, 2), 1, 50, 50), brokers=brokers)
             frame = produce_frame("orders", timeout_ms=1)
-            connection = ClientConnection("127.0.0.1:5", "PLAINTEXT")
-            parts = await Dispatcher(node, REGISTRY).handle(connection, memoryview(frame), lambda: None)
-            assert parts is not None
-            response = decoder(ApiKey.PRODUCE, 9, "response")(memoryview(b"".join(map(bytes, parts)))[9:])
+            response = await handle(node, frame)
             (partition,) = response.responses[0].partition_responses
             assert partition.error_code == ErrorCode.request_timed_out
             assert (partition.base_offset, partition.log_start_offset) == (0, 0)
@@ -190,10 +198,7 @@ def test_a_follower_names_the_leader_also_to_an_invalid_batch() -> None:
             damaged = bytearray(batch(bytes(1000)).to_bytes())
             damaged[-1] ^= 1
             frame = produce_frame("orders", records=bytes(damaged))
-            connection = ClientConnection("127.0.0.1:5", "PLAINTEXT")
-            parts = await Dispatcher(node, REGISTRY).handle(connection, memoryview(frame), lambda: None)
-            assert parts is not None
-            response = decoder(ApiKey.PRODUCE, 9, "response")(memoryview(b"".join(map(bytes, parts)))[9:])
+            response = await handle(node, frame)
             (partition,) = response.responses[0].partition_responses
             assert (partition.error_code, partition.log_start_offset) == (ErrorCode.not_leader_or_follower, -1)
 
