@@ -102,7 +102,13 @@ class NotLeaderOrFollowerError(MoldauError):
 
 
 class FencedLeaderEpochError(MoldauError):
-    """The request has an older leader epoch than the partition."""
+    """The request has an older leader epoch than the partition. `leader_id` is the partition's leader, or -1 if it is
+    unknown."""
+
+    def __init__(self, message: str = "", leader_id: int = -1, leader_epoch: int = -1) -> None:
+        super().__init__(message)
+        self.leader_id = leader_id
+        self.leader_epoch = leader_epoch
 
 
 class UnknownLeaderEpochError(MoldauError):

@@ -19,13 +19,16 @@ from moldau.partitions.follower_progress import UNKNOWN, FollowerProgress
 NO_EPOCH = -1
 
 
-def check_epoch(current_leader_epoch: int, leader_epoch: int) -> None:
+def check_epoch(current_leader_epoch: int, partition: PartitionRegistration) -> None:
     """Raises FencedLeaderEpochError if the caller's epoch is too old, UnknownLeaderEpochError if it is too new."""
+    leader_epoch = partition.leader_epoch
     if current_leader_epoch < 0 or current_leader_epoch == leader_epoch:
         return
     if current_leader_epoch < leader_epoch:
         raise FencedLeaderEpochError(
-            f"leader epoch {current_leader_epoch} is fenced: the current one is {leader_epoch}"
+            f"leader epoch {current_leader_epoch} is fenced: the current one is {leader_epoch}",
+            partition.leader,
+            leader_epoch,
         )
     raise UnknownLeaderEpochError(f"leader epoch {current_leader_epoch} is not known to this broker yet")
 
@@ -292,7 +295,7 @@ class PartitionLeaderState:
         """Raises an error unless the fetch comes from the current incarnation of a follower in this epoch."""
         if fetch.current_leader_epoch < 0:
             raise FencedLeaderEpochError("the fetch of a follower has no leader epoch")
-        check_epoch(fetch.current_leader_epoch, self.leader_epoch)
+        check_epoch(fetch.current_leader_epoch, self.image)
         if fetch.replica_id not in self.image.replicas or fetch.replica_id == self.replica_id:
             raise UnknownLeaderEpochError(f"broker {fetch.replica_id} is not known as a follower")
         broker = self.brokers.get(fetch.replica_id)

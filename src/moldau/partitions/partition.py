@@ -237,7 +237,7 @@ class Partition:
         if role is None:
             raise NotLeaderOrFollowerError(f"this broker does not lead {self.name}")
         if current_leader_epoch != NO_EPOCH:
-            check_epoch(current_leader_epoch, role.image.leader_epoch)
+            check_epoch(current_leader_epoch, role.image)
         return role
 
     @property

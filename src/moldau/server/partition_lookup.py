@@ -59,7 +59,8 @@ def current_leader(
     if topic is None or not isinstance(error, NotLeaderOrFollowerError | FencedLeaderEpochError):
         return None
     suspected = broker.availability.suspected
-    if isinstance(error, NotLeaderOrFollowerError) and error.leader_id >= 0:
+    if error.leader_id >= 0:
+        # The partition may have a newer leader than the image, which is replaced when all partitions are up to date.
         if error.leader_id in suspected:
             return None
         return {"leader_id": error.leader_id, "leader_epoch": error.leader_epoch}

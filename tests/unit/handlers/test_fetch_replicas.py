@@ -272,6 +272,17 @@ def test_a_request_to_a_non_leader_returns_the_leader_and_its_endpoint() -> None
     with_harness(scenario)
 
 
+def test_a_fenced_reader_gets_the_leader_that_the_partition_knows_before_the_image_is_published() -> None:
+    async def scenario(harness: LeaderHarness) -> None:
+        image = PartitionRegistration(0, (1, 2), (1, 2), 2, EPOCH + 1, EPOCH + 1)
+        await harness.partition.apply_image(image, brokers=harness.brokers)
+        response = await harness.fetch(0, version=16, epoch=EPOCH)
+        [result] = response["responses"][0]["partitions"]
+        assert (result["error_code"], result["current_leader"]) == (FENCED, {"leader_id": 2, "leader_epoch": EPOCH + 1})
+
+    with_harness(scenario)
+
+
 def test_a_leader_whose_process_has_probably_ended_is_not_named() -> None:
     async def scenario(harness: LeaderHarness) -> None:
         await harness.role(leader=2, epoch=EPOCH + 1)
