@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import kafka.errors
@@ -19,13 +20,14 @@ from group_member import (
     Partition,
     Record,
     Refused,
+    eventually,
 )
 from kafka import ConsumerRebalanceListener, KafkaAdminClient, KafkaConsumer, TopicPartition
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
-from kafka.errors import BrokerResponseError, CommitFailedError
+from kafka.errors import BrokerResponseError, CommitFailedError, KafkaConnectionError
 from kafka.structs import MemberState, OffsetAndMetadata
 
 ASSIGNORS = {
@@ -88,7 +90,15 @@ class KafkaPythonMember(Member):
             self._consumer.subscribe(list(options.topics), listener=_Listener(self))
             # kafka-python joins before it knows the topics: as leader it would assign nothing, and rebalance again.
             for topic in options.topics:
-                self._consumer.partitions_for_topic(topic)
+                eventually(partial(self._has_metadata, topic), f"no metadata for {topic}")
+
+    def _has_metadata(self, topic: str) -> bool:
+        try:
+            self._consumer.partitions_for_topic(topic)
+        except KafkaConnectionError:
+            # kafka-python asked a broker that is down but still listed. It asks another one next.
+            return False
+        return True
 
     def _poll(self) -> list[Record]:
         try:
