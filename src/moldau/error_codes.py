@@ -21,6 +21,7 @@ _CODES_WITH_OTHER_NAMES: Mapping[type[MoldauError], ErrorCode] = MappingProxyTyp
         errors.DuplicateSequenceError: ErrorCode.duplicate_sequence_number,
         errors.TransactionalIdAuthorizationError: ErrorCode.transactional_id_authorization_failed,
         errors.InvalidTransactionStateError: ErrorCode.invalid_txn_state,
+        errors.TopicAuthorizationError: ErrorCode.topic_authorization_failed,
         errors.StorageError: ErrorCode.kafka_storage_error,
         errors.PeerUnreachableError: ErrorCode.network_exception,
         errors.InvalidTopicError: ErrorCode.invalid_topic_exception,

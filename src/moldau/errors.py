@@ -74,11 +74,54 @@ class InvalidProducerEpochError(MoldauError):
 
 
 class TransactionalIdAuthorizationError(MoldauError):
-    """A request of a transactional producer. It is always rejected, because transactions are not supported."""
+    """A transactional batch in a request without a transactional id."""
+
+
+# Transactions
 
 
 class InvalidTransactionStateError(MoldauError):
-    """A transactional batch without an open transaction."""
+    """The transaction is not in a state in which the request is valid."""
+
+
+class InvalidProducerIdMappingError(MoldauError):
+    """The transactional id does not exist, or has another producer id."""
+
+
+class ProducerFencedError(MoldauError):
+    """A newer producer with the same transactional id has replaced this producer."""
+
+
+class ConcurrentTransactionsError(MoldauError):
+    """The previous transaction of this transactional id is not complete yet. Clients retry."""
+
+
+class InvalidTransactionTimeoutError(MoldauError):
+    """A transaction timeout that is not positive, or above transaction.max.timeout.ms."""
+
+
+class TransactionCoordinatorFencedError(MoldauError):
+    """A marker from a coordinator that is no longer the coordinator of the transactional id."""
+
+
+class TransactionalIdNotFoundError(MoldauError):
+    """No transaction has this transactional id."""
+
+
+class TransactionAbortableError(MoldauError):
+    """The partition is not in the transaction. The producer can only abort."""
+
+
+class OperationNotAttemptedError(MoldauError):
+    """A partition that was not added to a transaction, because another partition of the request is invalid."""
+
+
+class TopicAuthorizationError(MoldauError):
+    """A client must not use this topic in this way, for example write to an internal topic in a transaction."""
+
+
+class InvalidRegularExpressionError(MoldauError):
+    """A pattern that is not a regular expression, or that uses a construct that is not supported."""
 
 
 # Logs and partitions
@@ -302,15 +345,15 @@ class PeerUnreachableError(MoldauError):
 
 
 class CoordinatorNotAvailableError(MoldauError):
-    """The coordinator is temporarily not available, for example because its offsets topic is being created."""
+    """The coordinator is temporarily not available, for example because its state topic is being created."""
 
 
 class NotCoordinatorError(MoldauError):
-    """This broker is not the group's coordinator."""
+    """This broker is not the coordinator of the group or transactional id."""
 
 
 class CoordinatorLoadInProgressError(MoldauError):
-    """The coordinator is still loading the groups of this partition. Clients retry."""
+    """The coordinator is still loading its state. Clients retry."""
 
 
 class InvalidGroupIdError(MoldauError):

@@ -84,6 +84,7 @@ class ChaosCluster:
             "controller.quorum.voters": voters,
             "default.replication.factor": "3",
             "offsets.topic.replication.factor": "3",
+            "transaction.state.log.replication.factor": "3",
             "offsets.topic.num.partitions": "4",
             "min.insync.replicas": "2",
             "group.initial.rebalance.delay.ms": "0",

@@ -40,6 +40,7 @@ class BrokerProcessCluster:
             "controller.quorum.voters": voters,
             "default.replication.factor": str(min(3, count)),
             "offsets.topic.replication.factor": str(min(3, count)),
+            "transaction.state.log.replication.factor": str(min(3, count)),
             "offsets.topic.num.partitions": "4",
             "min.insync.replicas": "2" if count >= 3 else "1",
             "group.initial.rebalance.delay.ms": "0",

@@ -5,8 +5,11 @@ from types import MappingProxyType
 
 METADATA_VERSION = "metadata.version"
 ELR_VERSION = "eligible.leader.replicas.version"
+TRANSACTION_VERSION = "transaction.version"
 
-SUPPORTED_FEATURES: Mapping[str, tuple[int, int]] = MappingProxyType({METADATA_VERSION: (30, 30), ELR_VERSION: (1, 1)})
+SUPPORTED_FEATURES: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {METADATA_VERSION: (30, 30), ELR_VERSION: (1, 1), TRANSACTION_VERSION: (0, 2)}
+)
 """The lowest and highest supported level of each feature.
 
 metadata.version 30 is Kafka's 4.3-IV0 and determines the record versions. Eligible leader replicas cannot be disabled.

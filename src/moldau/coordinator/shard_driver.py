@@ -100,12 +100,15 @@ class ShardDriver(Generic[S, R]):
         contents: str,
         commit_timeout_ms: int,
         on_activated: Callable[[], None] | None = None,
+        on_unloaded: Callable[[], None] | None = None,
         on_high_watermark: Callable[[int], None] | None = None,
+        on_tick: Callable[[], None] | None = None,
     ) -> None:
         """`contents` says in log lines what the shard has, for example "groups".
 
-        `on_activated` is called when the shard starts to serve requests, and `on_high_watermark` then and whenever the
-        high watermark advances.
+        `on_activated` is called when the shard starts to serve requests, and `on_unloaded` when it has stopped.
+        `on_high_watermark` is called on activation and whenever the high watermark advances. `on_tick` is called when
+        the records of a tick are committed.
         """
         self.partition = partition
         self.leader_epoch = partition.leader_epoch
@@ -117,7 +120,9 @@ class ShardDriver(Generic[S, R]):
         self._contents = contents
         self._commit_timeout_ms = commit_timeout_ms
         self._on_activated = on_activated
+        self._on_unloaded = on_unloaded
         self._on_high_watermark = on_high_watermark
+        self._on_tick = on_tick
         self._runtime: CoordinatorRuntime[S, R] = CoordinatorRuntime(
             PartitionWriter(partition, self.leader_epoch, serde, clock), not_loaded_error=self._unavailable_error
         )
@@ -190,6 +195,8 @@ class ShardDriver(Generic[S, R]):
         self._pending_operations.clear()
         self._runtime.unload(error)
         self._fail_pending_responses(error)
+        if self._on_unloaded is not None:
+            self._on_unloaded()
 
     def _fail_pending_responses(self, error: MoldauError) -> None:
         pending, self._pending_responses = self._pending_responses, {}
@@ -406,7 +413,7 @@ class ShardDriver(Generic[S, R]):
         due_ms = self._next_tick_ms(self._shard)
         if due_ms is not None and due_ms <= now_ms and not self._is_tick_pending:
             self._is_tick_pending = True
-            self.run(self._tick)
+            self.run(self._tick, on_committed=self._on_tick)
         self._arm_timer()
 
     def _tick(self, shard: S, now: Now) -> ShardResult[R]:

@@ -1,7 +1,6 @@
-"""FindCoordinator: returns the broker that coordinates a group. The first request creates the offsets topic.
+"""FindCoordinator: returns the broker that coordinates a group or a transactional id.
 
-There is no transaction coordinator. This broker names itself, and InitProducerId refuses the transactional id, because
-some clients retry every error of FindCoordinator (docs/decisions/0026-refused-apis.md).
+The first request creates the topic that stores the coordinator's state.
 
 Versions: 1 added the key type, 3 the flexible encoding, 4 several keys per request, 6 share groups.
 """
@@ -15,6 +14,7 @@ from moldau.groups.offsets_topic import OFFSETS_TOPIC
 from moldau.metadata.image import Endpoint, MetadataImage
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.cluster_view import reachable_brokers
+from moldau.transactions.state_topic import TRANSACTION_STATE_TOPIC
 from moldau.wire.messages import FindCoordinatorRequest, FindCoordinatorResponse, FindCoordinatorResponseCoordinator
 
 GROUP, TRANSACTION = 0, 1
@@ -29,7 +29,8 @@ async def find_coordinator(
     request: FindCoordinatorRequest, session: RequestContext, broker: Broker
 ) -> FindCoordinatorResponse:
     key_type, listener = request.key_type, session.connection.listener
-    await broker.availability.wait_for_successors(_offsets_topic_leaders)
+    state_topic = TRANSACTION_STATE_TOPIC if key_type == TRANSACTION else OFFSETS_TOPIC
+    await broker.availability.wait_for_successors(lambda image: _leaders(image, state_topic))
     if session.api_version < BATCHED_KEYS_VERSION:
         found = await _coordinator(key_type, request.key or "", listener, broker)
         # Responses before version 4 have the fields of their only coordinator at the top level.
@@ -43,8 +44,8 @@ async def find_coordinator(
     return {"coordinators": coordinators}
 
 
-def _offsets_topic_leaders(image: MetadataImage) -> set[int]:
-    topic = image.topics.get(OFFSETS_TOPIC)
+def _leaders(image: MetadataImage, topic_name: str) -> set[int]:
+    topic = image.topics.get(topic_name)
     return set() if topic is None else {partition.leader for partition in topic.partitions}
 
 
@@ -62,7 +63,7 @@ async def _find_coordinator(key_type: int, key: str, listener: str, broker: Brok
     if key_type == GROUP:
         node_id = (await broker.groups.coordinator_partition(key)).leader
     elif key_type == TRANSACTION:
-        node_id = broker.broker_id
+        node_id = (await broker.transactions.coordinator_partition(key)).leader
     else:
         raise InvalidRequestError(f"there is no coordinator for keys of type {key_type}")
     for each, endpoint in reachable_brokers(broker.metadata.image, listener):

@@ -10,6 +10,7 @@ from moldau.controller.channel import NodeToControllerChannel
 from moldau.controller.ids import random_uuid
 from moldau.controller.quorum_controller import QuorumController
 from moldau.groups.coordinator import GroupCoordinator
+from moldau.groups.offsets_topic import OFFSETS_TOPIC
 from moldau.handlers import REGISTRY
 from moldau.logs.store import LogStore
 from moldau.metadata.image import Endpoint
@@ -45,7 +46,11 @@ from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import ALL_BROKERS, EffectiveSettings
 from moldau.settings.listeners import ListenerEndpoint as Address
 from moldau.settings.listeners import advertised_endpoints
+from moldau.transactions.coordinator import TransactionCoordinator
+from moldau.transactions.marker_sender import MarkerSender
+from moldau.transactions.marker_writer import LogMarkerAppender, MarkerWriter
 from moldau.transactions.producer_id_manager import ProducerIdManager
+from moldau.transactions.state_topic import TRANSACTION_STATE_TOPIC
 
 log = get_logger(__name__)
 
@@ -91,7 +96,7 @@ class Node:
         """The number of requests and background operations that ended in an unexpected exception."""
         if self._dispatcher is None:
             return 0
-        counters = (self._dispatcher, self._groups, self._auto_topic_creation)
+        counters = (self._dispatcher, self._groups, self._transactions, self._auto_topic_creation)
         return sum(each.unexpected_errors for each in counters)
 
     async def start(self) -> None:
@@ -126,6 +131,7 @@ class Node:
         self._log_maintenance.start()
         self._exit_stack.push_async_callback(self._log_maintenance.stop)
         self._groups.start()
+        self._transactions.start()
         self._broker.ready.set()
         self._exit_stack.push_async_callback(self._begin_shutdown)
         log.info(
@@ -242,8 +248,26 @@ class Node:
         )
         metadata.add_publisher(groups.publish)
         self._exit_stack.push_async_callback(groups.close)
+        producer_ids = ProducerIdManager(
+            lambda: controller_channel.allocate_producer_ids(node_id, lifecycle.broker_epoch)
+        )
+        marker_writer = MarkerWriter(replica_manager, LogMarkerAppender(clock).append)
+        transactions = self._transactions = TransactionCoordinator(
+            node_id,
+            replica_manager,
+            metadata,
+            controller_channel,
+            settings,
+            clock,
+            producer_ids,
+            MarkerSender(node_id, peers, marker_writer),
+        )
+        metadata.add_publisher(transactions.publish)
+        self._exit_stack.push_async_callback(transactions.close)
         auto_topic_creation = self._auto_topic_creation = AutoTopicCreationManager(
-            controller_channel, groups.ensure_topic, clock
+            controller_channel,
+            {OFFSETS_TOPIC: groups.ensure_topic, TRANSACTION_STATE_TOPIC: transactions.ensure_topic},
+            clock,
         )
         self._exit_stack.push_async_callback(auto_topic_creation.close)
         self._replication = ReplicaFetcherManager(
@@ -270,12 +294,12 @@ class Node:
             controller=controller,
             replica_manager=replica_manager,
             groups=groups,
+            transactions=transactions,
+            marker_writer=marker_writer,
             fetch_session_cache=FetchSessionCache(
                 platform.random, broker_settings.max_incremental_fetch_session_cache_slots
             ),
-            producer_ids=ProducerIdManager(
-                lambda: controller_channel.allocate_producer_ids(node_id, lifecycle.broker_epoch)
-            ),
+            producer_ids=producer_ids,
             shutdown_callbacks=CallbackList(),
             quorum=quorum,
             controller_channel=controller_channel,
@@ -369,6 +393,7 @@ class Node:
             listener.stop()
         self._broker.shutdown_callbacks.close()
         self._groups.stop()
+        self._transactions.stop()
         await asyncio.gather(*(listener.close(CLOSE_GRACE_S) for listener in self._listeners))
 
     def _make_limits(self) -> tuple[MemoryPool, PartialFrameLimiter, ConnectionQuotas]:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from moldau.server.broker_availability import BrokerAvailability
     from moldau.server.fetch_session import FetchSessionCache
     from moldau.settings.effective import EffectiveSettings
+    from moldau.transactions.coordinator import TransactionCoordinator
+    from moldau.transactions.marker_writer import MarkerWriter
     from moldau.transactions.producer_id_manager import ProducerIdManager
 
 
@@ -45,6 +47,8 @@ class Broker:
     controller: "QuorumController"
     replica_manager: "ReplicaManager"
     groups: "GroupCoordinator"
+    transactions: "TransactionCoordinator"
+    marker_writer: "MarkerWriter"
     fetch_session_cache: "FetchSessionCache"
     producer_ids: "ProducerIdManager"
     shutdown_callbacks: CallbackList

@@ -5,7 +5,7 @@ meantime this broker sends the creation to the active controller.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -14,7 +14,6 @@ from moldau.controller.requests import NewTopic
 from moldau.controller.topic_names import is_internal
 from moldau.coordinator.state_topic import TopicCreator
 from moldau.errors import MoldauError, TopicExistsError
-from moldau.groups.offsets_topic import OFFSETS_TOPIC
 from moldau.observe.logging import get_logger
 from moldau.platform.clock import Clock
 
@@ -37,10 +36,11 @@ class AutoTopicCreationManager:
     """Creates each topic once, however many clients request it. Failed creations are repeated only after a backoff."""
 
     def __init__(
-        self, controller: TopicCreator, ensure_offsets_topic: Callable[[], Awaitable[object]], clock: Clock
+        self, controller: TopicCreator, state_topics: Mapping[str, Callable[[], Awaitable[object]]], clock: Clock
     ) -> None:
+        """`state_topics` has a function for each internal topic that creates the topic with its own settings."""
         self._controller = controller
-        self._ensure_offsets_topic = ensure_offsets_topic
+        self._state_topics = state_topics
         self._clock = clock
         self._in_flight: set[str] = set()
         self._failures: dict[str, _Failure] = {}
@@ -53,23 +53,24 @@ class AutoTopicCreationManager:
     def create_topics(self, names: Iterable[str]) -> None:
         """Starts the creation of missing topics with valid names and returns at once.
 
-        Of the internal topics only the offsets topic is created.
+        Of the internal topics only the state topics of coordinators are created.
         """
         started = []
         for name in names:
             if self._may_start(name):
                 self._in_flight.add(name)
                 started.append(name)
-        new_topics = [NewTopic(name) for name in started if name != OFFSETS_TOPIC]
+        new_topics = [NewTopic(name) for name in started if name not in self._state_topics]
         if new_topics:
             self._start(partial(self._create, new_topics), [topic.name for topic in new_topics])
-        if OFFSETS_TOPIC in started:
-            self._start(self._ensure_offsets_topic, [OFFSETS_TOPIC])
+        for name in started:
+            if name in self._state_topics:
+                self._start(self._state_topics[name], [name])
 
     def _may_start(self, name: str) -> bool:
         if self._is_closed or name in self._in_flight or len(self._in_flight) >= IN_FLIGHT_MAX:
             return False
-        if is_internal(name) and name != OFFSETS_TOPIC:
+        if is_internal(name) and name not in self._state_topics:
             return False
         failure = self._failures.get(name)
         return failure is None or self._clock.monotonic_ms() >= failure.retry_at_ms

@@ -23,6 +23,7 @@ SECTION_STARTS = {
     "num.partitions": "Topics",
     "socket.request.max.bytes": "Limits",
     "group.min.session.timeout.ms": "Consumer groups",
+    "transaction.max.timeout.ms": "Transactions",
     "producer.id.expiration.ms": "Log maintenance",
     "log.format": "Process",
 }
@@ -292,6 +293,46 @@ class BrokerSettings:
     )
     offsets_load_buffer_size: int = setting(
         5_242_880, "Bytes of __consumer_offsets that are read at a time when groups are loaded.", limits=(1, INT_MAX)
+    )
+    transaction_max_timeout_ms: int = setting(
+        900_000,
+        "Maximum transaction timeout that a client may request. An open transaction delays consumers that read only "
+        "committed records.",
+        limits=(1, INT_MAX),
+    )
+    transactional_id_expiration_ms: int = setting(
+        604_800_000,
+        "How long a transactional id is kept without a transaction. A producer that is idle for longer must start "
+        "again.",
+        limits=(1, INT_MAX),
+    )
+    transaction_remove_expired_transaction_cleanup_interval_ms: int = setting(
+        3_600_000, "How often transactional ids are checked for expiration.", limits=(1, INT_MAX)
+    )
+    transaction_state_log_num_partitions: int = setting(
+        50, "Number of partitions of __transaction_state. Only used when the topic is created.", limits=(1, INT_MAX)
+    )
+    transaction_state_log_replication_factor: int = setting(
+        1,
+        "Replication factor of __transaction_state when it is created. (Kafka's default is 3, with which transactions "
+        "cannot work on a single node.)",
+        limits=(1, INT_MAX),
+    )
+    transaction_state_log_min_isr: int = setting(
+        2,
+        "min.insync.replicas of __transaction_state when it is created, limited to its replication factor.",
+        limits=(1, INT_MAX),
+    )
+    transaction_state_log_segment_bytes: int = setting(
+        104_857_600,
+        "Segment size of __transaction_state when it is created. Only closed segments are compacted, so smaller "
+        "segments make transactions load faster.",
+        limits=(1024, INT_MAX),
+    )
+    transaction_state_log_load_buffer_size: int = setting(
+        5_242_880,
+        "Bytes of __transaction_state that are read at a time when transactions are loaded.",
+        limits=(1, INT_MAX),
     )
     producer_id_expiration_ms: int = setting(
         86_400_000, "How long the state of an inactive idempotent producer is kept.", limits=(1, INT_MAX)

@@ -183,6 +183,7 @@ class Cluster:
             "group.initial.rebalance.delay.ms": "0",
             "offsets.topic.num.partitions": "4",
             "offsets.topic.replication.factor": replicas,
+            "transaction.state.log.replication.factor": replicas,
             "default.replication.factor": replicas,
             "min.insync.replicas": "2" if count >= 3 else "1",
             **self._overrides,

@@ -1,1 +1,1 @@
-"""Producer ids. Transactions are not implemented."""
+"""The transaction coordinator, and producer ids."""

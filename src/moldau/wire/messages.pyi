@@ -608,6 +608,94 @@ class OffsetForLeaderEpochResponseEpochEndOffset(TypedDict):
     leader_epoch: NotRequired[int]
     end_offset: NotRequired[int]
 
+class AddPartitionsToTxnRequest:
+    v3_and_below_transactional_id: str | None  # 0-3
+    v3_and_below_producer_id: int | None  # 0-3
+    v3_and_below_producer_epoch: int | None  # 0-3
+    v3_and_below_topics: list[AddPartitionsToTxnRequestTopic] | None  # 0-3
+    transactions: list[AddPartitionsToTxnRequestTransaction] | None  # 4+
+
+class AddPartitionsToTxnRequestTopic:
+    name: str
+    partitions: list[int]
+
+class AddPartitionsToTxnRequestTransaction:
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    verify_only: bool
+    topics: list[AddPartitionsToTxnRequestTopic]
+
+class AddPartitionsToTxnResponse(TypedDict):
+    throttle_time: NotRequired[int]
+    results_by_topic_v3_and_below: NotRequired[Sequence[AddPartitionsToTxnResponseTopicResult] | None]  # 0-3
+    error_code: NotRequired[int]  # 4+
+    results_by_transaction: NotRequired[Sequence[AddPartitionsToTxnResponseResult]]  # 4+
+
+class AddPartitionsToTxnResponseTopicResult(TypedDict):
+    name: str
+    results_by_partition: NotRequired[Sequence[AddPartitionsToTxnResponsePartitionResult]]
+
+class AddPartitionsToTxnResponsePartitionResult(TypedDict):
+    partition_index: int
+    partition_error_code: int
+
+class AddPartitionsToTxnResponseResult(TypedDict):
+    transactional_id: str
+    topic_results: NotRequired[Sequence[AddPartitionsToTxnResponseTopicResult]]
+
+class AddOffsetsToTxnRequest:
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    group_id: str
+
+class AddOffsetsToTxnResponse(TypedDict):
+    throttle_time: NotRequired[int]
+    error_code: NotRequired[int]
+
+class EndTxnRequest:
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    committed: bool
+
+class EndTxnResponse(TypedDict):
+    throttle_time: NotRequired[int]
+    error_code: NotRequired[int]
+    producer_id: NotRequired[int]  # 5+
+    producer_epoch: NotRequired[int]  # 5+
+
+class WriteTxnMarkersRequest:
+    markers: list[WriteTxnMarkersRequestWritableTxnMarker]
+
+class WriteTxnMarkersRequestWritableTxnMarker:
+    producer_id: int
+    producer_epoch: int
+    transaction_result: bool
+    topics: list[WriteTxnMarkersRequestWritableTxnMarkerTopic]
+    coordinator_epoch: int
+    transaction_version: int  # 2+
+
+class WriteTxnMarkersRequestWritableTxnMarkerTopic:
+    name: str
+    partition_indexes: list[int]
+
+class WriteTxnMarkersResponse(TypedDict):
+    markers: NotRequired[Sequence[WriteTxnMarkersResponseWritableTxnMarkerResult]]
+
+class WriteTxnMarkersResponseWritableTxnMarkerResult(TypedDict):
+    producer_id: int
+    topics: NotRequired[Sequence[WriteTxnMarkersResponseWritableTxnMarkerTopicResult]]
+
+class WriteTxnMarkersResponseWritableTxnMarkerTopicResult(TypedDict):
+    name: str
+    partitions: NotRequired[Sequence[WriteTxnMarkersResponseWritableTxnMarkerPartitionResult]]
+
+class WriteTxnMarkersResponseWritableTxnMarkerPartitionResult(TypedDict):
+    partition_index: int
+    error_code: NotRequired[int]
+
 class DescribeAclsRequest:
     resource_type_filter: int
     resource_name_filter: str | None
@@ -1371,6 +1459,44 @@ class UnregisterBrokerResponse(TypedDict):
     throttle_time: NotRequired[int]
     error_code: NotRequired[int]
     error_message: NotRequired[str | None]
+
+class DescribeTransactionsRequest:
+    transactional_ids: list[str]
+
+class DescribeTransactionsResponse(TypedDict):
+    throttle_time: NotRequired[int]
+    transaction_states: NotRequired[Sequence[DescribeTransactionsResponseTransactionState]]
+
+class DescribeTransactionsResponseTransactionState(TypedDict):
+    error_code: NotRequired[int]
+    transactional_id: str
+    transaction_state: str
+    transaction_timeout: int
+    transaction_start_time: int
+    producer_id: int
+    producer_epoch: int
+    topics: NotRequired[Sequence[DescribeTransactionsResponseTopicData]]
+
+class DescribeTransactionsResponseTopicData(TypedDict):
+    topic: str
+    partitions: NotRequired[Sequence[int]]
+
+class ListTransactionsRequest:
+    state_filters: list[str]
+    producer_id_filters: list[int]
+    duration_filter: int  # 1+
+    transactional_id_pattern: str | None  # 2+
+
+class ListTransactionsResponse(TypedDict):
+    throttle_time: NotRequired[int]
+    error_code: NotRequired[int]
+    unknown_state_filters: NotRequired[Sequence[str]]
+    transaction_states: NotRequired[Sequence[ListTransactionsResponseTransactionState]]
+
+class ListTransactionsResponseTransactionState(TypedDict):
+    transactional_id: str
+    producer_id: int
+    transaction_state: str
 
 class AllocateProducerIdsRequest:
     broker_id: int

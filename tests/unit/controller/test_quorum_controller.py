@@ -36,7 +36,8 @@ def test_a_node_boots_into_a_quorum_of_one_with_an_active_controller() -> None:
         assert controller.is_active
         assert (controller.controller_id, controller.epoch) == (NODE, 1)
         assert plane.image.cluster_id == "test-cluster"
-        assert plane.image.features == {"metadata.version": 30, "eligible.leader.replicas.version": 1}
+        levels = {"metadata.version": 30, "eligible.leader.replicas.version": 1, "transaction.version": 2}
+        assert plane.image.features == levels
         broker = plane.image.brokers[NODE]
         assert broker.is_active
         assert broker.epoch == 6, "the offset of its registration record"

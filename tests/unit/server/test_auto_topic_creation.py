@@ -42,7 +42,9 @@ class Parts:
     def __init__(self) -> None:
         self.controller = Controller()
         self.clock = TestClock()
-        self.manager = AutoTopicCreationManager(self.controller, self.controller.ensure_offsets_topic, self.clock)
+        self.manager = AutoTopicCreationManager(
+            self.controller, {OFFSETS_TOPIC: self.controller.ensure_offsets_topic}, self.clock
+        )
 
     async def create(self, *names: str) -> None:
         """Starts creations and lets them run until they wait or end."""

@@ -126,6 +126,8 @@ class TwoNodes:
             controller=controller,
             replica_manager=cast(Any, None),
             groups=cast(Any, None),
+            transactions=cast(Any, None),
+            marker_writer=cast(Any, None),
             fetch_session_cache=cast(Any, None),
             producer_ids=cast(Any, None),
             shutdown_callbacks=cast(Any, None),

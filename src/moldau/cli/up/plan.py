@@ -102,13 +102,16 @@ def voter_count(nodes: int) -> int:
 
 def _shared_settings(nodes: int, first_port: int, cluster_id: str, *, write_caching: bool) -> dict[str, str]:
     replicas = min(nodes, REPLICAS_MAX)
+    min_isr = "2" if nodes >= REPLICAS_MAX else "1"
     voters = [f"{number + 1}@{HOST}:{first_port + number}" for number in range(voter_count(nodes))]
     settings = {
         "cluster.id": cluster_id,
         "controller.quorum.voters": ",".join(voters),
         "default.replication.factor": str(replicas),
         "offsets.topic.replication.factor": str(replicas),
-        "min.insync.replicas": "2" if nodes >= REPLICAS_MAX else "1",
+        "transaction.state.log.replication.factor": str(replicas),
+        "transaction.state.log.min.isr": min_isr,
+        "min.insync.replicas": min_isr,
     }
     if write_caching:
         settings["write.caching"] = "true"

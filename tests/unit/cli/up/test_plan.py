@@ -73,6 +73,8 @@ def test_settings_depend_on_the_cluster_size(
         assert [voter.node_id for voter in settings.voters] == list(range(1, voters + 1))
         assert settings.default_replication_factor == replicas
         assert settings.offsets_topic_replication_factor == replicas
+        assert settings.transaction_state_log_replication_factor == replicas
+        assert settings.transaction_state_log_min_isr == in_sync
         assert settings.topic_defaults.min_insync_replicas == in_sync
 
 

@@ -109,6 +109,7 @@ class ClusterScenario(Scenario):
             listen=("127.0.0.1:9092",),
             default_replication_factor=self._replication,
             offsets_topic_replication_factor=self._replication,
+            transaction_state_log_replication_factor=self._replication,
             offsets_topic_num_partitions=draw.choice((1, 2)),
             offsets_topic_segment_bytes=10_000,
             group_min_session_timeout_ms=100,

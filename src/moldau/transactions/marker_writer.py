@@ -1,0 +1,98 @@
+"""Writes transaction markers to the partitions that this broker leads.
+
+Markers come from the coordinator of a transaction, on this node or in a WriteTxnMarkers request of another node.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+
+from moldau.errors import MoldauError, RequestTimedOutError, UnknownTopicOrPartitionError
+from moldau.partitions.partition import Partition
+from moldau.partitions.replica_manager import ReplicaManager
+from moldau.platform.clock import Clock
+from moldau.records.batch import Batch
+from moldau.records.batch_builder import build_batch
+from moldau.records.control_records import EndTransaction, encode_key, encode_value
+from moldau.records.record import Record
+from moldau.transactions.transaction_metadata import TopicPartition
+
+COMMIT_TIMEOUT_S = 5.0
+"""How long a marker may take to be committed. The coordinator sends it again after an error."""
+
+
+class EndTransactionMarker(NamedTuple):
+    """The end of a transaction in one partition."""
+
+    producer_id: int
+    producer_epoch: int
+    coordinator_epoch: int
+    """The leader epoch of the coordinator's partition of `__transaction_state`."""
+    commit: bool
+    transaction_version: int
+    """TV2 if the epoch was increased at the end, so that no batch of the transaction can have this epoch."""
+
+
+class MarkersToWrite(NamedTuple):
+    marker: EndTransactionMarker
+    partitions: Sequence[TopicPartition]
+
+
+MarkerErrors = dict[TopicPartition, MoldauError | None]
+
+AppendMarker = Callable[[Partition, EndTransactionMarker], Awaitable[None]]
+"""Appends a marker to a partition that this broker leads, and returns when it is committed.
+
+Raises NotLeaderOrFollowerError, NotEnoughReplicasError, NotEnoughReplicasAfterAppendError, RequestTimedOutError or
+StorageError, after which the coordinator tries again, and InvalidProducerEpochError or
+TransactionCoordinatorFencedError, after which it stops.
+"""
+
+
+class MarkerWriter:
+    def __init__(self, partitions: ReplicaManager, append_marker: AppendMarker) -> None:
+        self._partitions = partitions
+        self._append_marker = append_marker
+
+    async def write(self, markers: Sequence[MarkersToWrite]) -> list[MarkerErrors]:
+        """Writes all markers and waits until they are committed. Returns the error of each partition by marker."""
+        pending = [(each.marker, partition) for each in markers for partition in each.partitions]
+        outcomes = iter(await asyncio.gather(*(self._write(marker, *partition) for marker, partition in pending)))
+        return [{partition: next(outcomes) for partition in each.partitions} for each in markers]
+
+    async def _write(self, marker: EndTransactionMarker, topic: str, index: int) -> MoldauError | None:
+        try:
+            partition = self._partitions.get(topic, index)
+            if partition is None:
+                raise UnknownTopicOrPartitionError(f"this broker has no replica of {topic}-{index}")
+            await self._append_marker(partition, marker)
+        except MoldauError as error:
+            return error
+        return None
+
+
+class LogMarkerAppender:
+    """Appends markers as control batches."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    async def append(self, partition: Partition, marker: EndTransactionMarker) -> None:
+        control = EndTransaction(marker.commit, marker.coordinator_epoch)
+        record = Record(timestamp=self._clock.wall_ms(), key=encode_key(control), value=encode_value(control))
+        batch = build_batch(
+            [record],
+            producer_id=marker.producer_id,
+            producer_epoch=marker.producer_epoch,
+            transactional=True,
+            control=True,
+        )
+        appended = await partition.append([Batch(batch)], acks_all=True)
+        committed = partition.commit_future(appended.next_offset, appended.leader_epoch, acks_all=True)
+        if committed is None:
+            return
+        try:
+            async with asyncio.timeout(COMMIT_TIMEOUT_S):
+                await committed
+        except TimeoutError:
+            raise RequestTimedOutError(f"the marker of {partition.name} is not yet on every in-sync replica") from None

@@ -1,0 +1,14 @@
+"""Records of `__transaction_state` as plain values. `formats.py` encodes and decodes the records."""
+
+from dataclasses import dataclass
+
+from moldau.transactions.transaction_metadata import TV0, TransactionMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionRecord:
+    transactional_id: str
+    metadata: TransactionMetadata | None
+    """None for a tombstone."""
+    transaction_version: int = TV0
+    """The finalized level of transaction.version when the record was written. It determines the format."""

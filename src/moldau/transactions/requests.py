@@ -1,0 +1,102 @@
+"""Requests and responses of the transaction coordinator, shared by state machine, driver and request handlers.
+
+Errors are exceptions of `moldau.errors`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from moldau.errors import MoldauError
+from moldau.transactions.transaction_metadata import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition, TransactionState
+
+
+class ProducerIdAndEpoch(NamedTuple):
+    producer_id: int = NO_PRODUCER_ID
+    producer_epoch: int = NO_PRODUCER_EPOCH
+
+
+class ProducerIdNeeded(Enum):
+    """The response of an operation that changed nothing, because it has to be repeated with a new producer id."""
+
+    PRODUCER_ID_NEEDED = "producer id needed"
+
+
+PRODUCER_ID_NEEDED = ProducerIdNeeded.PRODUCER_ID_NEEDED
+
+
+class EmptyResponse(NamedTuple):
+    pass
+
+
+EMPTY_RESPONSE = EmptyResponse()
+
+PartitionErrors = Mapping[TopicPartition, MoldauError | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitProducerIdRequest:
+    transactional_id: str
+    timeout_ms: int
+    expected: ProducerIdAndEpoch | None = None
+    """The producer id and epoch of a producer that continues after an error; None if the producer starts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddPartitionsRequest:
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    partitions: frozenset[TopicPartition]
+    client_version: int
+    """The transaction version of the client, according to the version of its request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndTransactionRequest:
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    commit: bool
+    client_version: int
+    """The transaction version of the client, according to the version of its request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionFilter:
+    """The filters of ListTransactions, without the pattern. A transaction is listed if it passes all filters."""
+
+    states: frozenset[TransactionState] | None = None
+    """None for all states."""
+    producer_ids: frozenset[int] = frozenset()
+    """Empty for all producer ids."""
+    duration_ms: int = -1
+    """Lists transactions that have been running for longer than this time; negative for all."""
+
+
+class ListedTransaction(NamedTuple):
+    transactional_id: str
+    producer_id: int
+    state: TransactionState
+
+
+class TransactionDescription(NamedTuple):
+    producer_id: int
+    producer_epoch: int
+    state: TransactionState
+    timeout_ms: int
+    start_ms: int
+    partitions: frozenset[TopicPartition]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionMarkers:
+    """The end of a transaction, to be written to its partitions."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    commit: bool
+    transaction_version: int
+    partitions: frozenset[TopicPartition]

@@ -1,0 +1,143 @@
+"""One shard of the transaction coordinator: its driver, and the completion of decided transactions."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from moldau.coordinator.result import CompletedRequest, CoordinatorResult, Now, RequestId
+from moldau.coordinator.shard_driver import ShardDriver
+from moldau.errors import CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NotCoordinatorError
+from moldau.observe.logging import get_logger
+from moldau.partitions.partition import Partition
+from moldau.platform.clock import Clock
+from moldau.transactions import formats
+from moldau.transactions.marker_sender import MarkerSender, PendingMarkers
+from moldau.transactions.records import TransactionRecord
+from moldau.transactions.requests import PRODUCER_ID_NEEDED, TransactionMarkers
+from moldau.transactions.shard import TransactionCoordinatorShard, TransactionResult
+
+log = get_logger(__name__)
+
+COMMIT_TIMEOUT_MS = 5_000
+"""How long a change may take to be committed before the coordinator returns a retriable error."""
+RETRY_BACKOFF_S = 0.1
+"""Backoff before the completion of a transaction is written again after an error."""
+
+_RETRIABLE_ERRORS = (CoordinatorNotAvailableError, NotCoordinatorError, CoordinatorLoadInProgressError)
+
+Operation = Callable[[TransactionCoordinatorShard, Now], CoordinatorResult[TransactionRecord, Any]]
+OperationWithProducerId = Callable[
+    [TransactionCoordinatorShard, Now, int | None], CoordinatorResult[TransactionRecord, Any]
+]
+
+
+class TransactionShard:
+    def __init__(
+        self,
+        partition: Partition,
+        clock: Clock,
+        marker_sender: MarkerSender,
+        generate_producer_id: Callable[[], Awaitable[int]],
+    ) -> None:
+        self.driver: ShardDriver[TransactionCoordinatorShard, TransactionRecord] = ShardDriver(
+            partition,
+            formats,
+            clock,
+            contents="transactions",
+            commit_timeout_ms=COMMIT_TIMEOUT_MS,
+            on_unloaded=self._on_unloaded,
+            on_high_watermark=self._on_high_watermark,
+            on_tick=self._on_tick,
+        )
+        self.pending_markers: dict[str, PendingMarkers] = {}
+        """The transactions whose markers are being written."""
+        self._marker_sender = marker_sender
+        self._generate_producer_id = generate_producer_id
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def submit(self, operation: Operation) -> Any:
+        """Runs an operation and returns its response when it is committed. Raises the error of a rejected request."""
+
+        def run(shard: TransactionCoordinatorShard, now: Now, request_id: RequestId) -> TransactionResult:
+            result = operation(shard, now)
+            completed = [CompletedRequest(request_id, result.response)]
+            return CoordinatorResult(result.records, completed, result.min_committed_offset)
+
+        return await self.driver.submit(run)
+
+    async def submit_with_producer_id(self, operation: OperationWithProducerId) -> Any:
+        """Runs an operation, with a new producer id only if the operation needs one."""
+        response = await self.submit(lambda shard, now: operation(shard, now, None))
+        if response is not PRODUCER_ID_NEEDED:
+            return response
+        producer_id = await self._generate_producer_id()
+        return await self.submit(lambda shard, now: operation(shard, now, producer_id))
+
+    # Completion of transactions
+
+    def _on_high_watermark(self, high_watermark: int) -> None:
+        shard = self.driver.shard
+        if shard is None:
+            return
+        for markers in shard.take_markers(high_watermark):
+            pending = self._marker_sender.add(markers, self.driver.leader_epoch)
+            self.pending_markers[markers.transactional_id] = pending
+            self._start(self._complete(pending))
+
+    async def _complete(self, pending: PendingMarkers) -> None:
+        """Waits until the markers are written, then completes the transaction."""
+        markers = pending.markers
+        is_written = await pending.is_written
+        if self.pending_markers.get(markers.transactional_id) is pending:
+            del self.pending_markers[markers.transactional_id]
+        if is_written:
+            await self._retry(lambda: self._write_completion(markers))
+
+    async def _write_completion(self, markers: TransactionMarkers) -> None:
+        await self.submit(lambda shard, now: shard.complete_transaction(now, markers))
+
+    def _on_tick(self) -> None:
+        shard = self.driver.shard
+        for transactional_id in shard.take_timed_out_and_exhausted() if shard is not None else ():
+            self._start(self._abort_timed_out(transactional_id))
+
+    async def _abort_timed_out(self, transactional_id: str) -> None:
+        async def abort() -> None:
+            producer_id = await self._generate_producer_id()
+            await self.submit(lambda shard, now: shard.abort_timed_out(now, transactional_id, producer_id))
+
+        await self._retry(abort)
+
+    async def _retry(self, attempt: Callable[[], Awaitable[None]]) -> None:
+        """Repeats an attempt after transient errors, as long as this node is the coordinator."""
+        while self.driver.is_active:
+            try:
+                await attempt()
+            except _RETRIABLE_ERRORS as error:
+                log.debug("retrying a change of a transaction", reason=str(error))
+                await asyncio.sleep(RETRY_BACKOFF_S)
+            else:
+                return
+
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        try:
+            task.result()
+        except Exception:
+            self.driver.unexpected_errors += 1
+            log.exception("completing a transaction failed unexpectedly", partition=str(self.driver.partition.name))
+
+    def _on_unloaded(self) -> None:
+        """Stops all work on transactions. The next coordinator continues with them."""
+        for task in list(self._tasks):
+            task.cancel()
+        for pending in self.pending_markers.values():
+            pending.is_written.cancel()
+        self.pending_markers.clear()
