@@ -499,12 +499,7 @@ def exhaust(coordinator: Coordinator) -> Producer:
     """Returns a producer with the last epoch that producers can use."""
     producer_id, epoch = coordinator.init()
     client = coordinator.client
-    tree = {
-        "transactional_id": coordinator.id,
-        "transaction_timeout": 60_000,
-        "producer_id": -1,
-        "producer_epoch": -1,
-    }
+    tree = {"transactional_id": coordinator.id, "transaction_timeout": 60_000, "producer_id": -1, "producer_epoch": -1}
     while epoch < EPOCH_MAX - 1:
         count = min(PIPELINED, EPOCH_MAX - 1 - epoch)
         for _ in range(count):

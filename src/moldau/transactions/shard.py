@@ -385,7 +385,13 @@ def _may_continue(metadata: TransactionMetadata, expected: ProducerIdAndEpoch) -
 
 def _is_retry(metadata: TransactionMetadata, request: EndTransactionRequest) -> bool:
     """Whether the request repeats the one that increased the epoch to the current epoch, or that changed the producer
-    id."""
+    id.
+
+    The last end must have been one with TV2. Kafka does not check this: with it, a fenced producer with TV2 gets the
+    epoch of its successor without TV2, if that has ended a transaction with the same outcome.
+    """
+    if metadata.client_version < TV2:
+        return False
     if metadata.producer_epoch == request.producer_epoch + 1:
         return metadata.producer_id == request.producer_id
     return (
