@@ -14,12 +14,13 @@ from moldau.errors import InvalidRegularExpressionError
 STATES_MAX = 1_000
 """Maximum number of states. Each costs time for every character."""
 REPETITIONS_MAX = 1_000
+DEPTH_MAX = 100
 
 _LINE_TERMINATORS = frozenset("\n\r\u0085\u2028\u2029")
 _DIGITS = frozenset("0123456789")
 _WORD = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_")
 _SPACE = frozenset(" \t\n\x0b\f\r")
-_CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "a": "\a", "e": "\x1b", "0": "\0"}
+_CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "a": "\a", "e": "\x1b"}
 
 _Predicate = Callable[[str], bool]
 
@@ -121,7 +122,7 @@ class _Parser:
 
     def _alternation(self) -> _Fragment:
         self._depth += 1
-        if self._depth > 100:
+        if self._depth > DEPTH_MAX:
             raise self._error("too many nested groups")
         start, end = self._state(), self._state()
         while True:
@@ -187,7 +188,7 @@ class _Parser:
         if self._take("+"):
             raise self._error("possessive quantifiers are not supported")
         self._take("?")  # A reluctant quantifier matches the same texts.
-        if self._peek() in ("*", "+", "?", "{") and self._peek():
+        if self._peek() in ("*", "+", "?", "{"):
             raise self._error(f"dangling meta character '{self._peek()}'")
         return bounds
 
@@ -204,7 +205,7 @@ class _Parser:
 
     def _number(self) -> int:
         digits = ""
-        while self._peek() in _DIGITS and self._peek():
+        while self._peek() in _DIGITS:
             digits += self._next()
         if not digits:
             raise self._error("illegal repetition")
@@ -292,7 +293,7 @@ class _Parser:
 
     def _escape_value(self) -> str | _Predicate:
         character = self._next()
-        if character in _CONTROLS and character != "0":
+        if character in _CONTROLS:
             return _CONTROLS[character]
         match character:
             case "d":
