@@ -60,14 +60,17 @@ class CoordinatorRuntime(Generic[S, R]):
         log: CoordinatorLog[R],
         *,
         not_loaded_error: Callable[[], MoldauError],
+        on_applied: Callable[[], None] | None = None,
         on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
-        """`on_failure` is called if appended records could not be applied.
+        """`on_applied` is called after records were applied. They may be committed already.
 
-        The state is then unloaded, and loading it again would fail in the same way.
+        `on_failure` is called if appended records could not be applied. The state is then unloaded, and loading it
+        again would fail in the same way.
         """
         self._log = log
         self._not_loaded_error = not_loaded_error
+        self._on_applied = on_applied
         self._on_failure = on_failure
         self._state: S | None = None
         self._load_count = 0
@@ -187,6 +190,8 @@ class CoordinatorRuntime(Generic[S, R]):
             assert end_offset > self._last_written_offset, "an append moves the end offset"
             state.apply(result.records, end_offset)
             self._last_written_offset = end_offset
+            if self._on_applied is not None:
+                self._on_applied()
         has_records = bool(result.records)
         offset = self._last_written_offset
         if not has_records and result.min_committed_offset is not None:

@@ -107,8 +107,8 @@ class ShardDriver(Generic[S, R]):
         """`contents` says in log lines what the shard has, for example "groups".
 
         `on_activated` is called when the shard starts to serve requests, and `on_unloaded` when it has stopped.
-        `on_high_watermark` is called on activation and whenever the high watermark advances. `on_tick` is called when
-        the records of a tick are committed.
+        `on_high_watermark` is called on activation, whenever the high watermark advances, and whenever records are
+        applied. `on_tick` is called when the records of a tick are committed.
         """
         self.partition = partition
         self.leader_epoch = partition.leader_epoch
@@ -124,7 +124,10 @@ class ShardDriver(Generic[S, R]):
         self._on_high_watermark = on_high_watermark
         self._on_tick = on_tick
         self._runtime: CoordinatorRuntime[S, R] = CoordinatorRuntime(
-            PartitionWriter(partition, self.leader_epoch, serde, clock), not_loaded_error=self._unavailable_error
+            PartitionWriter(partition, self.leader_epoch, serde, clock),
+            not_loaded_error=self._unavailable_error,
+            # The high watermark can pass records before they are applied.
+            on_applied=None if on_high_watermark is None else lambda: on_high_watermark(partition.high_watermark),
         )
         self._shard: S | None = None
         self._listener_registrations: list[tuple[CallbackList, int]] = []
