@@ -108,6 +108,7 @@ class GroupBroker(AdminBroker):
     def __init__(self) -> None:
         super().__init__(image_of({"orders": 2, "payments": 1}))
         self.groups = ScriptedGroups()
+        self.transactions = ScriptedGroups()
         self.platform = SimpleNamespace(
             random=random.Random(1), clock=SimpleNamespace(wall_ms=lambda: WALL_MS, monotonic_ms=lambda: 0)
         )
@@ -195,11 +196,15 @@ def test_many_keys_yield_to_the_event_loop(broker: GroupBroker) -> None:
     assert asyncio.run(scenario()) >= 10
 
 
-def test_this_broker_is_named_for_transactional_ids(broker: GroupBroker) -> None:
-    for version in range(1, 7):
-        assert find(broker, version, "t", kind=1) == [(0, 1, "host1", 9001)]
+@pytest.mark.parametrize("version", range(1, 7))
+def test_transactional_ids_have_their_own_coordinator(broker: GroupBroker, version: int) -> None:
+    assert find(broker, version, "t", kind=1) == [(0, 1, "host1", 9001)]
+    assert (broker.groups.calls, broker.transactions.calls) == ([], ["t"])
+
+
+def test_other_keys_have_no_coordinator(broker: GroupBroker) -> None:
     assert find(broker, 6, "s", kind=2) == [(42, -1, "", -1)]
-    assert broker.groups.calls == []
+    assert (broker.groups.calls, broker.transactions.calls) == ([], [])
 
 
 # JoinGroup
