@@ -283,3 +283,14 @@ def test_the_cluster_is_described(bootstrap: str) -> None:
             assert len(cluster["cluster_id"]) == 22
 
     asyncio.run(scenario())
+
+
+def test_a_transactional_producer_starts(bootstrap: str) -> None:
+    async def scenario() -> None:
+        async with AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=unique("tx")) as producer:
+            async with producer.transaction():
+                pass
+            await producer.begin_transaction()
+            await producer.abort_transaction()
+
+    asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))

@@ -329,3 +329,20 @@ def test_a_timestamp_far_in_the_future_is_rejected(bootstrap: str, topics: Topic
     topic = topics.create()
     error = failure(producer(bootstrap), topic, b"x", timestamp=int(time.time() * 1000) + 48 * HOUR_MS)
     assert error.code() == KafkaError.INVALID_TIMESTAMP
+
+
+def test_a_transactional_producer_fences_its_predecessor(bootstrap: str) -> None:
+    transactional_id = unique("tx")
+    first, second = (producer(bootstrap, transactional_id=transactional_id) for _ in range(2))
+    for sender in (first, second):
+        sender.init_transactions(10)
+        sender.begin_transaction()
+        sender.abort_transaction(10)
+    for sender in (second, first):
+        sender.begin_transaction()
+    reader = Consumer({"bootstrap.servers": bootstrap, "group.id": unique("group"), **QUIET})
+    with pytest.raises(KafkaException) as fenced:
+        first.send_offsets_to_transaction([TopicPartition("orders", 0, 5)], reader.consumer_group_metadata(), 10)
+    reader.close()
+    assert fenced.value.args[0].code() == KafkaError._FENCED
+    second.commit_transaction(10)

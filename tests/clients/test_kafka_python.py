@@ -287,3 +287,12 @@ def test_records_are_deleted_up_to_an_offset(
     assert consumer.beginning_offsets([partition]) == {partition: 3}
     with pytest.raises(errors.OffsetOutOfRangeError):
         admin.delete_records({partition: 100})
+
+
+def test_a_transactional_producer_starts(bootstrap: str) -> None:
+    producer = KafkaProducer(bootstrap_servers=bootstrap, transactional_id=unique("tx"), max_block_ms=20_000)
+    producer.init_transactions()
+    for end in (producer.commit_transaction, producer.abort_transaction):
+        producer.begin_transaction()
+        end()
+    producer.close()

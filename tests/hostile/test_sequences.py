@@ -123,8 +123,7 @@ def test_pipelined_batches_of_one_producer_stay_in_order(send: Sending) -> None:
         assert (correlation_id, partition["error_code"], partition["base_offset"]) == (expected, 0, offset)
 
 
-def test_transactions_are_rejected(wire: WireClient, topics: Topics, only_moldau: None) -> None:
-    assert init_producer_id(wire, transactional_id="tx")["error_code"] == TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+def test_a_transactional_batch_without_a_transaction_is_rejected(wire: WireClient, topics: Topics) -> None:
     producer_id = new_producer_id(wire)
     topic = topics.create()
     data = batch(attributes=0x10, producer_id=producer_id, producer_epoch=0, base_sequence=0)

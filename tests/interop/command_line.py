@@ -21,6 +21,7 @@ DELETE_RECORDS = "org.apache.kafka.tools.DeleteRecordsCommand"
 CONSUMER_GROUPS = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 GROUPS = "org.apache.kafka.tools.GroupsCommand"
 DUMP = "org.apache.kafka.tools.DumpLogSegments"
+TRANSACTIONS = "org.apache.kafka.tools.TransactionsCommand"
 
 
 class Tools:

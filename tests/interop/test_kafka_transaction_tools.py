@@ -1,0 +1,136 @@
+"""Transactions in Kafka's tools: the dump tool and the formatter read `__transaction_state`, and the transactions tool
+lists, describes and ends transactions."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from broker_under_test import Broker, broker
+from command_line import CONSUMER, DUMP, TRANSACTIONS, Tools
+from java_clients import JavaClients
+
+from support.broker_process import BrokerProcess
+from support.topics import Topics
+from support.transaction_wire import Coordinator
+from support.wire import WireClient, end_offset
+
+FORMATTER = "org.apache.kafka.tools.consumer.TransactionLogMessageFormatter"
+ONE_PARTITION = {"transaction.state.log.num.partitions": "1"}
+TIMES = ("transactionLastUpdateTimestampMs", "transactionStartTimestampMs")
+
+
+@pytest.fixture
+def own_broker(jvm: JavaClients, tmp_path: Path) -> Iterator[Broker]:
+    with broker(tmp_path / "data", settings=ONE_PARTITION) as started:
+        yield started
+
+
+def run_transactions(node: Broker) -> tuple[Coordinator, str, int]:
+    """A commit with TV2, an abort with TV1, a fenced transaction, and an open one."""
+    topic = Topics(node.bootstrap).create(partitions=3)
+    client = WireClient(node.bootstrap)
+    coordinator = Coordinator(client)
+    producer = coordinator.init()
+    coordinator.add(producer, (topic, 2), (topic, 0), version=5)
+    following = coordinator.end(producer, commit=True)
+    coordinator.wait_for("CompleteCommit")
+    coordinator.add(following, (topic, 1), version=3)
+    assert coordinator.end_code(following, commit=False, version=4) == 0
+    coordinator.wait_for("CompleteAbort")
+    coordinator.add(following, (topic, 0), version=3)
+    fenced = coordinator.init(timeout_ms=5_000)
+    assert fenced == (producer[0], 3)
+    coordinator.add(fenced, (topic, 0), version=5)
+    return coordinator, topic, producer[0]
+
+
+def expected_values(topic: str, producer_id: int) -> list[dict[str, Any]]:
+    def value(epoch: int, status: int, partitions: list[int] | None, version: int, timeout_ms: int = 60_000) -> Any:
+        topics = [{"topic": topic, "partitionIds": partitions}] if partitions else [] if partitions == [] else None
+        return {
+            "producerId": producer_id,
+            "producerEpoch": epoch,
+            "transactionTimeoutMs": timeout_ms,
+            "transactionStatus": status,
+            "transactionPartitions": topics,
+            "previousProducerId": producer_id,
+            **({"clientTransactionVersion": version} if version else {}),
+        }
+
+    return [
+        value(0, 0, None, 0),
+        value(0, 1, [0, 2], 2),
+        value(1, 2, [0, 2], 2),
+        value(1, 4, [], 2),
+        value(1, 1, [1], 0),
+        value(1, 3, [1], 0),
+        value(1, 5, [], 0),
+        value(1, 1, [0], 0),
+        value(2, 3, [0], 2),
+        value(2, 5, [], 2),
+        value(3, 0, None, 2, 5_000),
+        value(3, 1, [0], 2, 5_000),
+    ]
+
+
+def comparable(value: dict[str, Any]) -> dict[str, Any]:
+    """Drops times, which must be there, and sorts partitions."""
+    for name in TIMES:
+        assert value.pop(name) >= -1
+    for each in value["transactionPartitions"] or ():
+        each["partitionIds"].sort()
+    return value
+
+
+def test_the_dump_tool_decodes_the_transaction_topic(tools: Tools, own_broker: Broker) -> None:
+    coordinator, topic, producer_id = run_transactions(own_broker)
+    own_broker.stop()
+    logs = own_broker.data_dir if isinstance(own_broker, BrokerProcess) else own_broker.log_dir
+    segment = logs / "__transaction_state-0" / "00000000000000000000.log"
+    printed = tools.run(DUMP, "--files", str(segment), "--transaction-log-decoder")
+    assert "isvalid: false" not in printed
+    entries = re.findall(r"key: (\{.*?\}\}) payload: (\{.*\}|<DELETE>)", printed)
+    assert {json.loads(key)["data"]["transactionalId"] for key, _ in entries} == {coordinator.id}
+    payloads = [json.loads(payload) for _, payload in entries]
+    assert {payload["version"] for payload in payloads} == {"1"}
+    assert [comparable(payload["data"]) for payload in payloads] == expected_values(topic, producer_id)
+
+
+def test_the_formatter_prints_the_transaction_topic(tools: Tools, own_broker: Broker) -> None:
+    coordinator, topic, producer_id = run_transactions(own_broker)
+    with WireClient(own_broker.bootstrap) as wire:
+        count = end_offset(wire, "__transaction_state", 0)
+    arguments = ["--bootstrap-server", own_broker.bootstrap, "--topic", "__transaction_state", "--partition", "0"]
+    arguments += ["--offset", "earliest", "--max-messages", str(count), "--formatter", FORMATTER]
+    printed, position, values = tools.run(CONSUMER, *arguments).rstrip(), 0, []
+    while position < len(printed):
+        entry, position = json.JSONDecoder().raw_decode(printed, position)
+        assert entry["key"]["data"] == {"transactionalId": coordinator.id}
+        values.append(comparable(entry["value"]["data"]))
+    assert values == expected_values(topic, producer_id)
+
+
+def rows(printed: str) -> list[list[str]]:
+    return [line.split() for line in printed.splitlines()[1:] if line.strip()]
+
+
+def test_the_transactions_tool(tools: Tools, own_broker: Broker) -> None:
+    coordinator, topic, producer_id = run_transactions(own_broker)
+
+    def transactions(*arguments: str) -> str:
+        return tools.run(TRANSACTIONS, "--bootstrap-server", own_broker.bootstrap, *arguments)
+
+    listed = rows(transactions("list"))
+    assert [(row[0], row[2], row[3]) for row in listed] == [(coordinator.id, str(producer_id), "Ongoing")]
+    assert rows(transactions("list", "--transactional-id-pattern", "tx-.*")) == listed
+    assert rows(transactions("list", "--transactional-id-pattern", "other")) == []
+    assert rows(transactions("list", "--duration-filter", "600000")) == []
+    (described,) = rows(transactions("describe", "--transactional-id", coordinator.id))
+    assert described[1:6] == [coordinator.id, str(producer_id), "3", "Ongoing", "5000"]
+    assert described[-1] == f"{topic}-0"
+    transactions("forceTerminateTransaction", "--transactionalId", coordinator.id)
+    state = coordinator.wait_for("Empty")
+    assert (state["producer_id"], state["producer_epoch"]) == (producer_id, 5)
