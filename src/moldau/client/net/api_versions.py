@@ -41,6 +41,7 @@ SUPPORTED_VERSIONS: Mapping[ApiKey, VersionRange] = {
     ApiKey.DELETE_RECORDS: VersionRange(0, 2),
     ApiKey.INIT_PRODUCER_ID: VersionRange(3, 5),
     ApiKey.OFFSET_FOR_LEADER_EPOCH: VersionRange(3, 4),
+    ApiKey.WRITE_TXN_MARKERS: VersionRange(2, 2),
     ApiKey.DESCRIBE_CONFIGS: VersionRange(1, 4),
     ApiKey.DESCRIBE_LOG_DIRS: VersionRange(3, 5),
     ApiKey.SASL_AUTHENTICATE: VersionRange(0, 2),
