@@ -14,6 +14,7 @@ from transcripts.group_runner import GroupTranscriptRunner
 from transcripts.member_runner import MemberTranscriptRunner
 from transcripts.quorum_runner import QuorumTranscriptRunner
 from transcripts.replica_runner import ReplicaTranscriptRunner
+from transcripts.transaction_runner import TransactionTranscriptRunner
 
 TranscriptRunner = (
     ControlPlaneTranscriptRunner
@@ -22,6 +23,7 @@ TranscriptRunner = (
     | GroupTranscriptRunner
     | MemberTranscriptRunner
     | QuorumTranscriptRunner
+    | TransactionTranscriptRunner
 )
 
 
@@ -64,6 +66,8 @@ def runner_for(name: str) -> TranscriptRunner:
         return QuorumTranscriptRunner()
     if name.startswith("replica_"):
         return ReplicaTranscriptRunner()
+    if name.startswith("transaction_"):
+        return TransactionTranscriptRunner()
     return MemberTranscriptRunner() if name.startswith("member_") else ControlPlaneTranscriptRunner()
 
 
