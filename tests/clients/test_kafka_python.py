@@ -296,3 +296,14 @@ def test_a_transactional_producer_starts(bootstrap: str) -> None:
         producer.begin_transaction()
         end()
     producer.close()
+
+
+def test_an_admin_lists_and_describes_transactions(bootstrap: str) -> None:
+    transactional_id = unique("tx")
+    producer = KafkaProducer(bootstrap_servers=bootstrap, transactional_id=transactional_id, max_block_ms=20_000)
+    producer.init_transactions()
+    admin = KafkaAdminClient(bootstrap_servers=bootstrap)
+    assert transactional_id in str(admin.list_transactions())
+    assert "Empty" in str(admin.describe_transactions([transactional_id]))
+    admin.close()
+    producer.close()

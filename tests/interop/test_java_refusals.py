@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from broker_under_test import AGAINST_KAFKA, Broker, broker
+from broker_under_test import Broker, broker
 from java_clients import JavaClients, JavaError
 
 from support.topics import Topics, unique
@@ -18,12 +18,7 @@ GROUP_FEATURES = {
     "describe share group": "",
     "describe streams group": "",
 }
-TRANSACTION_FEATURES = {
-    "transactional producer": "TransactionalIdAuthorizationException",
-    "fence producer": "TransactionalIdAuthorizationException",
-    "list transactions": UNSUPPORTED,
-    "describe transaction": UNSUPPORTED,
-}
+TRANSACTION_FEATURES = ("transactional producer", "fence producer", "list transactions")
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +47,15 @@ def test_a_group_protocol_is_refused(java: JavaClients, node: Broker, feature: s
     assert message.lower() in str(error).lower()
 
 
-@pytest.mark.skipif(AGAINST_KAFKA, reason="Apache Kafka has transactions")
-@pytest.mark.parametrize(("feature", "name"), TRANSACTION_FEATURES.items())
-def test_transactions_are_refused(java: JavaClients, node: Broker, feature: str, name: str) -> None:
-    assert use(java, node, feature).name == name
+@pytest.mark.parametrize("feature", TRANSACTION_FEATURES)
+def test_transactions_are_served(java: JavaClients, node: Broker, feature: str) -> None:
+    java.execute(
+        "useUnsupported", bootstrap=node.bootstrap, topic="", identifier=unique(), feature=feature, timeout_s=40
+    )
+
+
+def test_an_unknown_transaction_is_not_described(java: JavaClients, node: Broker) -> None:
+    assert use(java, node, "describe transaction").name == "TransactionalIdNotFoundException"
 
 
 def test_classic_groups_are_described_without_the_newer_protocol(java: JavaClients, node: Broker) -> None:
