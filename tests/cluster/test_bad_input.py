@@ -331,7 +331,7 @@ def test_a_client_that_poses_as_a_broker_does_not_replace_it(cluster: BrokerProc
             "listeners": [{"name": "PLAINTEXT", "host": "127.0.0.1", "port": 1, "security_protocol": 0}],
             "features": [
                 {"name": name, "min_supported_version": 1, "max_supported_version": 100}
-                for name in ("metadata.version", "eligible.leader.replicas.version")
+                for name in ("metadata.version", "eligible.leader.replicas.version", "transaction.version")
             ],
             "log_dirs": [],
             "previous_broker_epoch": -1,

@@ -12,7 +12,6 @@ from typing import Any
 from uuid import UUID
 
 from moldau.concurrency.backoff import exponential_backoff_ms
-from moldau.concurrency.tasks import cancel_and_wait
 from moldau.error_codes import ErrorCode, error_code
 from moldau.errors import PeerUnreachableError
 from moldau.metadata.image import EMPTY_IMAGE, NO_LEADER, MetadataDelta, MetadataImage
@@ -123,11 +122,15 @@ class MarkerSender:
         return pending
 
     async def close(self) -> None:
+        """Interrupts requests to other brokers, and waits until the appends in progress have ended."""
         self._is_closed = True
         for timer in self._retry_timers:
             timer.cancel()
         self._retry_timers.clear()
-        await cancel_and_wait(*self._tasks.values())
+        tasks = list(self._tasks.values())
+        for broker_id in self._tasks:
+            self._peers.disconnect(broker_id, LANE)
+        await asyncio.gather(*tasks)
 
     # Routing
 
@@ -189,7 +192,7 @@ class MarkerSender:
     async def _run(self, broker_id: int) -> None:
         queue = self._queues[broker_id]
         try:
-            while queue:
+            while queue and not self._is_closed:
                 entries = [self._still_led(broker_id, entry) for entry in _take(queue)]
                 await self._send(broker_id, [entry for entry in entries if entry.partitions])
         finally:

@@ -53,7 +53,8 @@ class TransactionShard:
         """The transactions whose markers are being written."""
         self._marker_sender = marker_sender
         self._generate_producer_id = generate_producer_id
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        """Tasks in the order of their start."""
 
     async def submit(self, operation: Operation) -> Any:
         """Runs an operation and returns its response when it is committed. Raises the error of a rejected request."""
@@ -121,11 +122,11 @@ class TransactionShard:
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._on_task_done)
 
     def _on_task_done(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
+        del self._tasks[task]
         if task.cancelled():
             return
         try:

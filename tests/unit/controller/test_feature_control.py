@@ -5,7 +5,7 @@ from uuid import UUID
 import pytest
 
 from moldau.controller.feature_control import set_highest_levels, update_features
-from moldau.controller.features import ELR_VERSION, METADATA_VERSION
+from moldau.controller.features import ELR_VERSION, METADATA_VERSION, TRANSACTION_VERSION
 from moldau.controller.requests import (
     BrokerRegistrationRequest,
     ConfigChange,
@@ -57,7 +57,7 @@ def refusal(cluster: Cluster, *updates: FeatureUpdate) -> str:
 def test_a_new_cluster_has_the_highest_levels() -> None:
     cluster = Cluster(brokers=())
     cluster._do(set_highest_levels(cluster.state))
-    assert cluster.state.image.features == {METADATA_VERSION: 30, ELR_VERSION: 1}
+    assert cluster.state.image.features == {METADATA_VERSION: 30, ELR_VERSION: 1, TRANSACTION_VERSION: 2}
     assert cluster.state.image.config(ALL_BROKERS) == {MIN_ISR: "1"}
     assert set_highest_levels(cluster.state).records == []
 

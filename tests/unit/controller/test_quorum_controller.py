@@ -40,7 +40,7 @@ def test_a_node_boots_into_a_quorum_of_one_with_an_active_controller() -> None:
         assert plane.image.features == levels
         broker = plane.image.brokers[NODE]
         assert broker.is_active
-        assert broker.epoch == 6, "the offset of its registration record"
+        assert broker.epoch == 7, "the offset of its registration record"
         await plane.shut_down()
 
     on_both_kinds_of_log(scenario)

@@ -65,6 +65,8 @@ class Cluster:
         self.gate = asyncio.Event()
         self.gate.set()
         self.disconnected: list[int] = []
+        self.interruptible = False
+        """Whether a disconnect ends requests at the gate."""
         self.sender = MarkerSender(NODE, cast(Any, self), cast(Any, self))
 
     def publish(self, image: MetadataImage, **delta: Any) -> None:
@@ -80,6 +82,9 @@ class Cluster:
     def disconnect(self, node_id: int, lane: str) -> None:
         assert lane == LANE
         self.disconnected.append(node_id)
+        if self.interruptible:
+            self.unreachable.append(node_id)
+            self.gate.set()
 
     async def call(
         self, node_id: int, api: ApiKey, tree: Mapping[str, Any], *, lane: str, timeout_ms: int
@@ -404,6 +409,20 @@ def test_nothing_is_left_behind() -> None:
         assert not sender._tasks
         assert not sender._retry_timers
         assert not sender._leaderless
+
+    run(scene)
+
+
+def test_closing_interrupts_requests_and_completes_local_appends() -> None:
+    async def scene(cluster: Cluster) -> None:
+        cluster.publish(image_of({"a": [1, 2]}))
+        cluster.gate.clear()
+        cluster.interruptible = True
+        pending = cluster.add(("a", 0), ("a", 1))
+        await turns()
+        await cluster.sender.close()
+        assert cluster.disconnected == [1, 2]
+        assert pending.remaining == {("a", 1)}
 
     run(scene)
 
