@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -133,9 +134,7 @@ def test_the_next_coordinator_completes_the_transaction(cluster: Cluster) -> Non
         killed = producer.coordinator_id
         cluster.kill(killed)
         # The decision may be lost with its coordinator, so the producer repeats its request.
-        code = producer.run(
-            lambda coordinator, mine=(producer_id, epoch), commit=commit: coordinator.end_code(mine, commit=commit)
-        )
+        code = producer.run(partial(Coordinator.end_code, producer=(producer_id, epoch), commit=commit))
         assert code == 0
         state = producer.wait_for("CompleteCommit" if commit else "CompleteAbort")
         assert state["producer_epoch"] == epoch + 1
