@@ -112,6 +112,7 @@ PURE = [
     "moldau.transactions.shard",
     "moldau.transactions.state_topic",
     "moldau.transactions.transaction_metadata",
+    "moldau.transactions.verification_queue",
     "moldau.groups.records",
     "moldau.groups.requests",
     "moldau.groups.formats",

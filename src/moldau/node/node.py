@@ -51,6 +51,7 @@ from moldau.transactions.marker_sender import MarkerSender
 from moldau.transactions.marker_writer import LogMarkerAppender, MarkerWriter
 from moldau.transactions.producer_id_manager import ProducerIdManager
 from moldau.transactions.state_topic import TRANSACTION_STATE_TOPIC
+from moldau.transactions.verification import TransactionVerifier
 
 log = get_logger(__name__)
 
@@ -96,7 +97,13 @@ class Node:
         """The number of requests and background operations that ended in an unexpected exception."""
         if self._dispatcher is None:
             return 0
-        counters = (self._dispatcher, self._groups, self._transactions, self._auto_topic_creation)
+        counters = (
+            self._dispatcher,
+            self._groups,
+            self._transactions,
+            self._transaction_verifier,
+            self._auto_topic_creation,
+        )
         return sum(each.unexpected_errors for each in counters)
 
     async def start(self) -> None:
@@ -264,6 +271,9 @@ class Node:
         )
         metadata.add_publisher(transactions.publish)
         self._exit_stack.push_async_callback(transactions.close)
+        verifier = self._transaction_verifier = TransactionVerifier(node_id, metadata, peers, transactions)
+        metadata.add_publisher(verifier.publish)
+        self._exit_stack.push_async_callback(verifier.close)
         auto_topic_creation = self._auto_topic_creation = AutoTopicCreationManager(
             controller_channel,
             {OFFSETS_TOPIC: groups.ensure_topic, TRANSACTION_STATE_TOPIC: transactions.ensure_topic},
@@ -295,6 +305,7 @@ class Node:
             replica_manager=replica_manager,
             groups=groups,
             transactions=transactions,
+            transaction_verifier=verifier,
             marker_writer=marker_writer,
             fetch_session_cache=FetchSessionCache(
                 platform.random, broker_settings.max_incremental_fetch_session_cache_slots
@@ -394,6 +405,7 @@ class Node:
         self._broker.shutdown_callbacks.close()
         self._groups.stop()
         self._transactions.stop()
+        self._transaction_verifier.stop()
         await asyncio.gather(*(listener.close(CLOSE_GRACE_S) for listener in self._listeners))
 
     def _make_limits(self) -> tuple[MemoryPool, PartialFrameLimiter, ConnectionQuotas]:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from moldau.transactions.coordinator import TransactionCoordinator
     from moldau.transactions.marker_writer import MarkerWriter
     from moldau.transactions.producer_id_manager import ProducerIdManager
+    from moldau.transactions.verification import TransactionVerifier
 
 
 @dataclass(slots=True)
@@ -48,6 +49,7 @@ class Broker:
     replica_manager: "ReplicaManager"
     groups: "GroupCoordinator"
     transactions: "TransactionCoordinator"
+    transaction_verifier: "TransactionVerifier"
     marker_writer: "MarkerWriter"
     fetch_session_cache: "FetchSessionCache"
     producer_ids: "ProducerIdManager"

@@ -127,6 +127,7 @@ class TwoNodes:
             replica_manager=cast(Any, None),
             groups=cast(Any, None),
             transactions=cast(Any, None),
+            transaction_verifier=cast(Any, None),
             marker_writer=cast(Any, None),
             fetch_session_cache=cast(Any, None),
             producer_ids=cast(Any, None),
