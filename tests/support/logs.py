@@ -6,6 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from moldau.logs.store import Log, LogName, LogStore, RecordSlices, TimestampAndOffset
+from moldau.logs.transaction_index import AbortedTransaction
 from moldau.records.batch import Batch, split
 from moldau.records.batch_builder import build_batch
 from moldau.records.record import Record, iterate_records
@@ -114,6 +115,14 @@ class YieldingLog(Log):
         slices = await self.inner.read(offset, bytes_max, below, min_one_batch=min_one_batch, skip_empty=skip_empty)
         await asyncio.sleep(0)
         return slices
+
+    async def read_committed(
+        self, offset: int, bytes_max: int, below: int, *, min_one_batch: bool = True
+    ) -> tuple[RecordSlices, Sequence[AbortedTransaction]]:
+        await asyncio.sleep(0)
+        read = await self.inner.read_committed(offset, bytes_max, below, min_one_batch=min_one_batch)
+        await asyncio.sleep(0)
+        return read
 
     async def offset_for_timestamp(self, timestamp_ms: int, below: int) -> TimestampAndOffset | None:
         await asyncio.sleep(0)

@@ -1,6 +1,7 @@
 """Fetch: returns stored batches, starting at an offset.
 
-Consumers get records up to the high watermark, and followers up to the log end offset. The response is sent when
+Consumers get records up to the high watermark (with read_committed up to the last stable offset, with a list of the
+aborted transactions), and followers up to the log end offset. The response is sent when
 min_bytes are available, when a partition has an error, or after max_wait. A response has at most max_bytes, and at most
 partition_max_bytes per partition, but its first batch is always complete. With a fetch session, the response contains
 only partitions that changed. Records are not copied: the connection sends them directly from the segment files. Fetches
@@ -87,7 +88,7 @@ async def fetch(request: FetchRequest, session: RequestContext, broker: Broker) 
             responses[topic] = []
             topics.append({"topic": partition.topic, "topic_id": partition.topic_id, "partitions": responses[topic]})
         if isinstance(result, LogReadInfo):
-            response = _records_response(partition, result, is_read_committed)
+            response = _records_response(partition, result)
         else:
             response = _error_response(partition, result, broker, session.api_version)
             leaders.append(response.get("current_leader"))
@@ -207,15 +208,16 @@ def _update_session(
 # Response
 
 
-def _records_response(
-    partition: FetchPartition, result: LogReadInfo, is_read_committed: bool
-) -> FetchResponsePartitionData:
+def _records_response(partition: FetchPartition, result: LogReadInfo) -> FetchResponsePartitionData:
+    aborted = result.aborted_transactions
     return {
         "partition_index": partition.partition,
         "high_watermark": result.high_watermark,
         "last_stable_offset": result.last_stable_offset,
         "log_start_offset": result.start_offset,
-        "aborted_transactions": [] if is_read_committed else None,
+        "aborted_transactions": None
+        if aborted is None
+        else [{"producer_id": each.producer_id, "first_offset": each.first_offset} for each in aborted],
         "preferred_read_replica": result.preferred_read_replica,
         "records": result.records,
     }

@@ -19,6 +19,7 @@ from moldau.logs.leader_epochs import LeaderEpochCache
 from moldau.logs.producer_state import PRODUCER_EXPIRATION_MS_DEFAULT, ProducerStateManager
 from moldau.logs.store import EMPTY_SLICES, Log, LogName, LogStore, RecordSlices, TimestampAndOffset
 from moldau.logs.timestamp_lookup import first_record_at_or_after, max_timestamp_record
+from moldau.logs.transaction_index import AbortedTransaction, TransactionIndex
 from moldau.records.batch import HEADER_SIZE, Batch
 from moldau.settings.topic import TopicSettings
 
@@ -39,6 +40,7 @@ class MemoryLog(Log):
         self._producer_expiration_ms = producer_expiration_ms
         self._producers_at_start = ProducerStateManager()
         """The producer state before the first batch."""
+        self._aborted = TransactionIndex()
         self._batches: list[bytes] = []
         self._last_offsets: list[int] = []
         self._max_timestamps: list[int] = []
@@ -61,7 +63,9 @@ class MemoryLog(Log):
             self._size += batch.size
             self.end_offset = batch.next_offset
             if batch.producer_id >= 0:
-                self.producers.update(batch)
+                aborted = self.producers.update(batch)
+                if aborted is not None:
+                    self._aborted.append(aborted)
             if batch.leader_epoch != self.epochs.latest:
                 self.epochs.assign(batch.leader_epoch, batch.base_offset)
 
@@ -91,6 +95,17 @@ class MemoryLog(Log):
             parts.append(data)
             size += len(data)
         return RecordSlices(parts, size) if parts else EMPTY_SLICES
+
+    async def read_committed(
+        self, offset: int, bytes_max: int, below: int, *, min_one_batch: bool = True
+    ) -> tuple[RecordSlices, Sequence[AbortedTransaction]]:
+        records = await self.read(offset, bytes_max, below, min_one_batch=min_one_batch, skip_empty=True)
+        found: list[AbortedTransaction] = []
+        if records.size and self._aborted:
+            last = records.parts[-1]
+            assert isinstance(last, bytes)
+            self._aborted.find(offset, Batch(last).next_offset, found)
+        return records, found
 
     async def offset_for_timestamp(self, timestamp_ms: int, below: int) -> TimestampAndOffset | None:
         for index in self._indexes(self.start_offset, below):
@@ -124,6 +139,7 @@ class MemoryLog(Log):
         self.durable_offset = self.end_offset
         self._cleaned_offset = min(self._cleaned_offset, self.end_offset)
         self.epochs.truncate_from_end(self.end_offset)
+        self._aborted.truncate_from_end(self.end_offset)
         self.producers.rebuild(self._producers_at_start.snapshot(), map(Batch, self._batches))
 
     async def truncate_fully_and_start_at(self, offset: int) -> None:
@@ -134,6 +150,7 @@ class MemoryLog(Log):
         self._size = 0
         self.start_offset = self.end_offset = self.durable_offset = self._cleaned_offset = offset
         self.epochs.clear()
+        self._aborted = TransactionIndex()
         self.producers.rebuild(None, ())
         self._producers_at_start.rebuild(None, ())
 
@@ -143,6 +160,7 @@ class MemoryLog(Log):
         if offset > self.start_offset:
             self.start_offset = offset
             self.epochs.truncate_from_start(offset)
+            self._aborted.truncate_from_start(offset)
             self._delete_batches(bisect_left(self._last_offsets, offset))
 
     def _delete_batches(self, count: int) -> None:

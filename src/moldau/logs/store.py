@@ -10,6 +10,7 @@ from uuid import UUID
 from moldau.errors import StorageError
 from moldau.logs.leader_epochs import LeaderEpochCache
 from moldau.logs.producer_state import ProducerStateManager
+from moldau.logs.transaction_index import AbortedTransaction
 from moldau.platform.disk import File
 from moldau.platform.group_commit import copy_os_error
 from moldau.records.batch import Batch
@@ -133,6 +134,19 @@ class Log(ABC):
         not advance if they receive only such batches, and fail if they receive several. If there is no record, the
         result is the last batch, which takes the reader to `below`.
         """
+
+    def last_stable_offset(self, high_watermark: int) -> int:
+        """Returns the offset below which every transaction has ended, and its marker is below the high watermark."""
+        first_offset = self.producers.unstable.first_offset(high_watermark)
+        if first_offset is None:
+            return high_watermark
+        return max(self.start_offset, min(first_offset, high_watermark))
+
+    @abstractmethod
+    async def read_committed(
+        self, offset: int, bytes_max: int, below: int, *, min_one_batch: bool = True
+    ) -> tuple[RecordSlices, Sequence[AbortedTransaction]]:
+        """Returns the same as `read` with skip_empty, and the aborted transactions of these records."""
 
     @abstractmethod
     async def offset_for_timestamp(self, timestamp_ms: int, below: int) -> TimestampAndOffset | None:

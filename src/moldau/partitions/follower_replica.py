@@ -84,6 +84,7 @@ class FollowerReplica:
                 if batches:
                     await self._append_from_leader(batches)
                 if state.on_leader_high_watermark(high_watermark, self.log.end_offset):
+                    self.log.producers.unstable.forget_committed(state.high_watermark)
                     self._delayed.high_watermark_listeners.notify()
                 start_offset = min(leader_start_offset, state.high_watermark)
                 if start_offset > self.log.start_offset:

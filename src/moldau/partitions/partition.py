@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from moldau.errors import (
+    InvalidTransactionStateError,
     MoldauError,
     NotEnoughReplicasAfterAppendError,
     NotEnoughReplicasError,
@@ -15,7 +16,9 @@ from moldau.errors import (
     OffsetOutOfRangeError,
     StorageError,
 )
+from moldau.logs.producer_state import VerificationGuard
 from moldau.logs.store import EMPTY_SLICES, Log, LogName, RecordSlices, TimestampAndOffset, copy_error
+from moldau.logs.transaction_index import AbortedTransaction
 from moldau.metadata.image import NO_LEADER, BrokerRegistration, PartitionRegistration
 from moldau.observe.logging import get_logger
 from moldau.partitions.delayed_operations import DelayedOperations
@@ -26,7 +29,10 @@ from moldau.partitions.leader_replica import LeaderReplica
 from moldau.partitions.leader_state import NO_EPOCH, FollowerFetch, PartitionLeaderState, check_epoch
 from moldau.platform.clock import Clock
 from moldau.raft.messages import EpochEndOffset
-from moldau.records.batch import NO_TIMESTAMP, Batch
+from moldau.records.batch import CONTROL_MASK, NO_TIMESTAMP, Batch
+from moldau.records.batch_builder import build_batch
+from moldau.records.control_records import EndTransaction, encode_key, encode_value, end_of_transaction
+from moldau.records.record import Record
 from moldau.settings.topic import TopicSettings
 
 log = get_logger(__name__)
@@ -76,6 +82,8 @@ class LogReadInfo(NamedTuple):
     start_offset: int
     preferred_read_replica: int = -1
     """The replica that the consumer should fetch from instead, or -1. If it is set, `records` is empty."""
+    aborted_transactions: Sequence[AbortedTransaction] | None = None
+    """The aborted transactions with records in `records`; None unless only committed records were requested."""
 
 
 class Partition:
@@ -196,8 +204,8 @@ class Partition:
 
     @property
     def last_stable_offset(self) -> int:
-        """The high watermark, because there are no transactions yet."""
-        return self.high_watermark
+        """The offset below which all transactions have ended. Consumers of committed records read up to it."""
+        return self.log.last_stable_offset(self.high_watermark)
 
     def configure(self, settings: TopicSettings) -> None:
         self.log.configure(settings)
@@ -268,12 +276,15 @@ class Partition:
         *,
         acks_all: bool = False,
         current_leader_epoch: int = NO_EPOCH,
+        verification: VerificationGuard | None = None,
+        transaction_version: int = 0,
     ) -> LogAppendInfo:
         """Assigns offsets to the batches and appends them. Use `commit_future` to wait until they are committed.
 
         A duplicate batch of an idempotent producer is not appended again. The result then has the offsets of the first
         append. With `acks_all` the ISR must have at least min.insync.replicas members. Callers pass
-        `current_leader_epoch` if their records are valid only in that epoch.
+        `current_leader_epoch` if their records are valid only in that epoch. The first batch of a transaction needs the
+        guard of `begin_verification`. `transaction_version` is that of a marker; see `append_marker`.
         """
         async with self._lock:
             leader = self.require_leader(current_leader_epoch)
@@ -288,7 +299,15 @@ class Partition:
                 log_.producers.note_rejected(first, error)
                 raise
             if first.producer_id >= 0:
-                repeated = log_.producers.check(first)
+                if first.attributes & CONTROL_MASK:
+                    self._check_marker(leader, first, transaction_version)
+                    repeated = None
+                else:
+                    try:
+                        repeated = log_.producers.check(first, verification)
+                    except InvalidTransactionStateError as error:
+                        log_.producers.note_rejected(first, error)
+                        raise
                 if repeated is not None:
                     return LogAppendInfo(
                         repeated.base_offset, repeated.last_offset + 1, repeated.timestamp_ms, leader_epoch
@@ -309,6 +328,49 @@ class Partition:
             self.leader.on_flushed(log_.end_offset)
         self._flusher.start()
         return LogAppendInfo(base_offset, offset, append_time_ms, leader_epoch)
+
+    # Transactions
+
+    def begin_verification(
+        self, producer_id: int, producer_epoch: int, sequence: int, *, supports_epoch_bump: bool
+    ) -> VerificationGuard | None:
+        """Returns the guard for `append` of a transaction's first batch; None if this transaction is open here already.
+
+        With the guard the caller asks the transaction coordinator, appends if it agrees, and calls `end_verification`
+        in any case. See `ProducerStateManager.begin_verification`. Raises InvalidProducerEpochError, or an error of
+        `require_leader`.
+        """
+        self.require_leader()
+        return self.log.producers.begin_verification(
+            producer_id, producer_epoch, sequence, supports_epoch_bump=supports_epoch_bump
+        )
+
+    def end_verification(self, guard: VerificationGuard, rejected: Batch, error: MoldauError | None) -> None:
+        """Ends a verification. With an error, `rejected` was not appended, and later batches must not overtake it."""
+        if error is not None:
+            self.log.producers.note_rejected(rejected, error)
+        self.log.producers.end_verification(guard)
+
+    async def append_marker(
+        self, producer_id: int, producer_epoch: int, marker: EndTransaction, transaction_version: int
+    ) -> LogAppendInfo:
+        """Appends the end of a transaction as a control batch. Use `commit_future` to wait until it is committed.
+
+        Raises InvalidProducerEpochError and TransactionCoordinatorFencedError for a marker that must not end the open
+        transaction, and errors as `append`.
+        """
+        record = Record(timestamp=self._clock.wall_ms(), key=encode_key(marker), value=encode_value(marker))
+        batch = build_batch(
+            [record], producer_id=producer_id, producer_epoch=producer_epoch, transactional=True, control=True
+        )
+        return await self.append([Batch(batch)], acks_all=True, transaction_version=transaction_version)
+
+    def _check_marker(self, leader: PartitionLeaderState, batch: Batch, transaction_version: int) -> None:
+        producers = self.log.producers
+        marker = end_of_transaction(batch)
+        assert marker is not None
+        producers.check_marker(batch.producer_id, batch.producer_epoch, marker.coordinator_epoch, transaction_version)
+        producers.unstable.forget_committed(leader.high_watermark)
 
     def commit_future(
         self, next_offset: int, leader_epoch: int, *, acks_all: bool = False
@@ -367,15 +429,20 @@ class Partition:
                 # Without a lease this raises NotLeaderOrFollowerError, because a newer leader may have this offset.
                 self.check_lease()
             raise
-        # The high watermark is also the last stable offset, because there are no transactions yet.
-        high_watermark = role.high_watermark
-        below = self.visible_end(committed_only=committed_only)
+        log_, high_watermark = self.log, role.high_watermark
+        last_stable_offset = log_.last_stable_offset(high_watermark)
         records = EMPTY_SLICES
-        if offset < below:
+        aborted: Sequence[AbortedTransaction] | None = () if committed_only else None
+        if committed_only:
+            if offset < last_stable_offset:
+                records, aborted = await self.guarded_log.guard(
+                    log_.read_committed(offset, bytes_max, last_stable_offset, min_one_batch=min_one_batch)
+                )
+        elif offset < high_watermark:
             records = await self.guarded_log.guard(
-                self.log.read(offset, bytes_max, below, min_one_batch=min_one_batch, skip_empty=True)
+                log_.read(offset, bytes_max, high_watermark, min_one_batch=min_one_batch, skip_empty=True)
             )
-        return LogReadInfo(records, high_watermark, high_watermark, self.log.start_offset)
+        return LogReadInfo(records, high_watermark, last_stable_offset, log_.start_offset, aborted_transactions=aborted)
 
     def _check_follower_has(self, follower: PartitionFollowerState, offset: int, last_fetched_epoch: int) -> None:
         """Raises OffsetNotAvailableError if this follower may not have replicated the records yet.
@@ -412,7 +479,8 @@ class Partition:
             records = await self.guarded_log.guard(
                 log_.read(fetch.offset, bytes_max, end_offset, min_one_batch=min_one_batch)
             )
-        return LogReadInfo(records, leader.high_watermark, leader.high_watermark, log_.start_offset)
+        high_watermark = leader.high_watermark
+        return LogReadInfo(records, high_watermark, log_.last_stable_offset(high_watermark), log_.start_offset)
 
     def _check_fetch_offset(self, offset: int, last_fetched_epoch: int) -> None:
         log_ = self.log
@@ -447,21 +515,29 @@ class Partition:
         self.guarded_log.check_online()
         return EpochEndOffset(self.log.epochs.latest, self.log.end_offset)
 
-    def latest_offset(self, current_leader_epoch: int = NO_EPOCH) -> int:
-        """Returns the high watermark. Raises OffsetNotAvailableError while a new leader does not know yet which records
-        the previous leader committed."""
+    def latest_offset(self, current_leader_epoch: int = NO_EPOCH, *, committed_only: bool = False) -> int:
+        """Returns the high watermark, or the last stable offset with `committed_only`.
+
+        Raises OffsetNotAvailableError while a new leader does not know yet which records the previous leader committed.
+        """
         leader = self.require_leader(current_leader_epoch)
         if leader.high_watermark < leader.epoch_start:
             raise OffsetNotAvailableError(
                 f"the leader of {self.name} is new and does not know the high watermark yet: retry"
             )
-        return leader.high_watermark
+        return self.visible_end(committed_only=committed_only)
 
-    async def offset_for_timestamp(self, timestamp_ms: int) -> TimestampAndOffset | None:
-        return await self.log.offset_for_timestamp(timestamp_ms, self.high_watermark)
+    async def offset_for_timestamp(
+        self, timestamp_ms: int, *, committed_only: bool = False
+    ) -> TimestampAndOffset | None:
+        return await self.log.offset_for_timestamp(timestamp_ms, self.visible_end(committed_only=committed_only))
 
-    async def max_timestamp(self) -> TimestampAndOffset | None:
-        return await self.log.max_timestamp(self.high_watermark)
+    async def max_timestamp(self, *, committed_only: bool = False) -> TimestampAndOffset | None:
+        """Returns the record with the largest timestamp. As in Kafka, there is no result with `committed_only` if this
+        record is not stable yet."""
+        found = await self.log.max_timestamp(self.high_watermark)
+        is_visible = found is not None and found.offset < self.visible_end(committed_only=committed_only)
+        return found if is_visible else None
 
     # Deletion and compaction
 

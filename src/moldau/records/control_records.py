@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from moldau.errors import CorruptRecordError
-from moldau.records.record import Record
+from moldau.records.batch import Batch
+from moldau.records.record import UNDECODABLE_ERRORS, Record, iterate_records
 from moldau.wire.kio import (
     KRaftVersionRecord,
     SerialError,
@@ -145,6 +146,21 @@ def decode(record: Record) -> ControlRecord:
     except (struct.error, SerialError, ValueError) as error:
         raise CorruptRecordError(f"a control record of type {number} cannot be read: {error}") from None
     return OtherControl(number, record.value)
+
+
+def end_of_transaction(batch: Batch) -> EndTransaction | None:
+    """Returns the marker in a control batch; None for any other control record, and if compaction has removed it.
+
+    Does not raise an error, because the batch is in the log, and its checksum is correct.
+    """
+    if not batch.count:
+        return None
+    try:
+        record = next(iterate_records(batch))
+        control = decode(record)
+    except (*UNDECODABLE_ERRORS, StopIteration):
+        return None
+    return control if isinstance(control, EndTransaction) else None
 
 
 def encode_key(control: ControlRecord) -> bytes:

@@ -250,7 +250,9 @@ class DelayedFetch:
             min_one_batch=min_one_batch and preferred is None,
             from_follower=version >= FOLLOWER_FETCH_VERSION,
         )
-        return fetched if preferred is None else fetched._replace(preferred_read_replica=preferred)
+        if preferred is None:
+            return fetched
+        return fetched._replace(preferred_read_replica=preferred, aborted_transactions=None)
 
     def _select_replica(self, partition: Partition, offset: int) -> int | None:
         """Returns the follower in the consumer's rack to read from (KIP-392); None to read from the leader."""

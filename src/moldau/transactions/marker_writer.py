@@ -10,11 +10,7 @@ from typing import NamedTuple
 from moldau.errors import MoldauError, RequestTimedOutError, UnknownTopicOrPartitionError
 from moldau.partitions.partition import Partition
 from moldau.partitions.replica_manager import ReplicaManager
-from moldau.platform.clock import Clock
-from moldau.records.batch import Batch
-from moldau.records.batch_builder import build_batch
-from moldau.records.control_records import EndTransaction, encode_key, encode_value
-from moldau.records.record import Record
+from moldau.records.control_records import EndTransaction
 from moldau.transactions.transaction_metadata import TopicPartition
 
 COMMIT_TIMEOUT_S = 5.0
@@ -71,28 +67,19 @@ class MarkerWriter:
         return None
 
 
-class LogMarkerAppender:
-    """Appends markers as control batches."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-
-    async def append(self, partition: Partition, marker: EndTransactionMarker) -> None:
-        control = EndTransaction(marker.commit, marker.coordinator_epoch)
-        record = Record(timestamp=self._clock.wall_ms(), key=encode_key(control), value=encode_value(control))
-        batch = build_batch(
-            [record],
-            producer_id=marker.producer_id,
-            producer_epoch=marker.producer_epoch,
-            transactional=True,
-            control=True,
-        )
-        appended = await partition.append([Batch(batch)], acks_all=True)
-        committed = partition.commit_future(appended.next_offset, appended.leader_epoch, acks_all=True)
-        if committed is None:
-            return
-        try:
-            async with asyncio.timeout(COMMIT_TIMEOUT_S):
-                await committed
-        except TimeoutError:
-            raise RequestTimedOutError(f"the marker of {partition.name} is not yet on every in-sync replica") from None
+async def append_marker(partition: Partition, marker: EndTransactionMarker) -> None:
+    """Appends a marker to a partition that this broker leads, and returns when it is committed; see `AppendMarker`."""
+    appended = await partition.append_marker(
+        marker.producer_id,
+        marker.producer_epoch,
+        EndTransaction(marker.commit, marker.coordinator_epoch),
+        marker.transaction_version,
+    )
+    committed = partition.commit_future(appended.next_offset, appended.leader_epoch, acks_all=True)
+    if committed is None:
+        return
+    try:
+        async with asyncio.timeout(COMMIT_TIMEOUT_S):
+            await committed
+    except TimeoutError:
+        raise RequestTimedOutError(f"the marker of {partition.name} is not yet on every in-sync replica") from None

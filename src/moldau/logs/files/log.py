@@ -29,6 +29,7 @@ from moldau.logs.leader_epochs import LeaderEpochCache
 from moldau.logs.producer_state import ProducerStateManager
 from moldau.logs.store import EMPTY_SLICES, TRANSIENT_ERRNOS, Log, LogName, RecordSlices, TimestampAndOffset
 from moldau.logs.timestamp_lookup import first_record_at_or_after, max_timestamp_record
+from moldau.logs.transaction_index import AbortedTransaction
 from moldau.observe.logging import get_logger
 from moldau.platform.disk import Buffer, Disk
 from moldau.records.batch import Batch
@@ -193,7 +194,9 @@ class FileLog(Log):
             segment.register_batch(batch, position)
             position += batch.size
             if batch.producer_id >= 0:
-                self.producers.update(batch)
+                aborted = self.producers.update(batch)
+                if aborted is not None:
+                    segment.add_aborted_transaction(aborted)
             if batch.leader_epoch != self.epochs.latest:
                 self.epochs.assign(batch.leader_epoch, batch.base_offset)
         self.end_offset = segment.next_offset
@@ -324,6 +327,21 @@ class FileLog(Log):
         except (CorruptRecordError, OSError) as error:
             raise self.health.on_read_error(error) from error
 
+    async def read_committed(
+        self, offset: int, bytes_max: int, below: int, *, min_one_batch: bool = True
+    ) -> tuple[RecordSlices, Sequence[AbortedTransaction]]:
+        if offset >= below:
+            return EMPTY_SLICES, ()
+        segments = self.segments
+        try:
+            records = segments.read(offset, bytes_max, below, min_one_batch, True)
+            if not records.size or not any(segment.has_aborted_transactions for segment in segments):
+                return records, ()
+            # Do not suspend between the two, because compaction removes records together with their index entries.
+            return records, segments.aborted_transactions(offset, segments.end_offset_of(records, below))
+        except (CorruptRecordError, OSError) as error:
+            raise self.health.on_read_error(error) from error
+
     async def offset_for_timestamp(self, timestamp_ms: int, below: int) -> TimestampAndOffset | None:
         try:
             for segment in self.segments.in_range(self.start_offset, below):
@@ -444,7 +462,11 @@ class FileLog(Log):
         for segment in reversed(removed):
             delete_segment_files(disk, directory, segment.base_offset)
         delete_segment_files(disk, directory, active.base_offset, indexes_only=True)
-        await rebuild_producer_state(disk, directory, self.segments, self.producers, end)
+        active.on_indexes_deleted()
+        # Replace the producer state at once, because reads of committed records need the open transactions.
+        producers = ProducerStateManager()
+        await rebuild_producer_state(disk, directory, self.segments, producers, end)
+        self.producers.replace(producers)
         self._directory_changes += 1
         self._truncation_change = self._directory_changes
         try:

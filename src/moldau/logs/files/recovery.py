@@ -23,16 +23,19 @@ from moldau.logs.files.file_names import (
     SWAP_SUFFIX,
     TEMPORARY_SUFFIX,
     TIME_INDEX_SUFFIX,
+    TRANSACTION_INDEX_SUFFIX,
     parse_offset,
     segment_file_name,
 )
 from moldau.logs.files.indexes import OFFSET_RANGE
-from moldau.logs.files.scan import BatchHeader, scan_batches, scan_headers
+from moldau.logs.files.scan import BatchHeader, read_batch, scan_batches, scan_headers
 from moldau.logs.files.segment import LogSegment
 from moldau.logs.leader_epochs import NO_EPOCH, LeaderEpochCache
 from moldau.logs.producer_state import ProducerStateManager
+from moldau.logs.transaction_index import TransactionIndex
 from moldau.observe.logging import get_logger
 from moldau.platform.disk import Disk, read_small_file
+from moldau.records.batch import CONTROL_MASK, Batch
 
 _BATCHES_PER_YIELD = 64
 """How many batches are read before recovery yields to the event loop."""
@@ -79,6 +82,13 @@ def damage_message(where: str, what: str) -> str:
 
 def headers_between(segments: Iterable[LogSegment], start: int, end: int) -> Iterator[BatchHeader]:
     """Yields the headers of all batches of these segments with a base offset from `start` on and before `end`."""
+    for _, header in _headers_and_segments(segments, start, end):
+        yield header
+
+
+def _headers_and_segments(
+    segments: Iterable[LogSegment], start: int, end: int
+) -> Iterator[tuple[LogSegment, BatchHeader]]:
     for segment in segments:
         if segment.base_offset >= end:
             break
@@ -87,7 +97,13 @@ def headers_between(segments: Iterable[LogSegment], start: int, end: int) -> Ite
                 if header.base_offset >= end:
                     break
                 if header.base_offset >= start:
-                    yield header
+                    yield segment, header
+
+
+def _producer_batches(segments: Iterable[LogSegment], start: int, end: int) -> Iterator[BatchHeader | Batch]:
+    """As `headers_between`, with the whole batch if it is a marker, because producer state needs its record."""
+    for segment, header in _headers_and_segments(segments, start, end):
+        yield read_batch(segment.file, header) if header.attributes & CONTROL_MASK else header
 
 
 def list_snapshots(disk: Disk, directory: str) -> list[int]:
@@ -107,17 +123,24 @@ async def rebuild_producer_state(
         data = read_small_file(disk, _snapshot_path(directory, offset))
         try:
             producers.rebuild(data, ())
-            await _replay_headers(producers, headers_between(segments, offset, end))
+            await _replay(producers, _producer_batches(segments, offset, end))
             return
         except CorruptRecordError as error:
             log.warning("ignoring a producer snapshot", log=directory, offset=offset, reason=str(error))
     producers.rebuild(None, ())
-    await _replay_headers(producers, headers_between(segments, 0, end))
+    await _replay(producers, _producer_batches(segments, 0, end))
 
 
-async def _replay_headers(producers: ProducerStateManager, headers: Iterator[BatchHeader]) -> None:
-    for count, header in enumerate(headers, start=1):
-        producers.update(header)
+async def _replay(
+    producers: ProducerStateManager,
+    batches: Iterator[BatchHeader | Batch],
+    transactions: TransactionIndex | None = None,
+) -> None:
+    """Updates the producer state. Adds the aborted transactions to `transactions`."""
+    for count, batch in enumerate(batches, start=1):
+        aborted = producers.update(batch)
+        if aborted is not None and transactions is not None:
+            transactions.append(aborted)
         if count % _BATCHES_PER_YIELD == 0:
             await asyncio.sleep(0)
 
@@ -144,9 +167,11 @@ class _LogLoader:
             delete_snapshots_after(self._disk, self._directory, active.next_offset)
             end_offset = active.next_offset
             epochs = self._load_leader_epochs(segments, end_offset)
+            await self._check_transaction_indexes(segments, segments)
             await rebuild_producer_state(self._disk, self._directory, segments, producers, end_offset)
         else:
             epochs = self._load_leader_epochs(segments, flushed_end)
+            await self._check_transaction_indexes(segments, segments[:unflushed])
             await rebuild_producer_state(self._disk, self._directory, segments[:unflushed], producers, flushed_end)
             await self._recover_segments(segments, unflushed, producers, epochs)
             end_offset = segments[-1].next_offset
@@ -174,7 +199,7 @@ class _LogLoader:
         names = disk.list(directory)
         base_offsets = {parse_offset(name, LOG_SUFFIX) for name in names}
         for name in names:
-            for suffix in (OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX):
+            for suffix in (OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX):
                 offset = parse_offset(name, suffix)
                 if name.endswith(SWAP_SUFFIX) or (offset is not None and offset not in base_offsets):
                     disk.remove(f"{directory}/{name}")
@@ -193,7 +218,35 @@ class _LogLoader:
         segments = [LogSegment(self._disk, self._directory, base, self._index_interval_bytes) for base in base_offsets]
         for segment, following in pairwise(segments):
             segment.next_offset = following.base_offset
+        found = set(names)
+        for segment in segments:
+            segment.has_transaction_file = segment_file_name(segment.base_offset, TRANSACTION_INDEX_SUFFIX) in found
         return segments
+
+    async def _check_transaction_indexes(self, segments: list[LogSegment], flushed: list[LogSegment]) -> None:
+        """Rebuilds the transaction indexes of flushed segments that are damaged or may be missing.
+
+        A segment without aborted transactions has no transaction index. But if the other indexes are missing too, a
+        crash has interrupted the swap of a compacted segment.
+        """
+        names = set(self._disk.list(self._directory))
+        for segment in flushed:
+            reason = "a crash has interrupted a compaction"
+            try:
+                if not segment.size or segment_file_name(segment.base_offset, OFFSET_INDEX_SUFFIX) in names:
+                    has_entries = bool(segment.transaction_index)
+                    if has_entries and segment is not segments[-1]:
+                        segment.drop_indexes()
+                    continue
+            except CorruptRecordError as error:
+                reason = str(error)
+            log.info("rebuilding a transaction index", segment=segment.path(LOG_SUFFIX), reason=reason)
+            producers, index = ProducerStateManager(), TransactionIndex()
+            start, end = segment.base_offset, segment.next_offset
+            await rebuild_producer_state(self._disk, self._directory, segments, producers, start)
+            await _replay(producers, _producer_batches([segment], start, end), index)
+            segment.replace_transactions(index)
+            segment.has_unwritten_indexes = True
 
     # Recovery
 
@@ -312,7 +365,9 @@ class _LogLoader:
                 segment.register_batch(batch, position)
                 before_gap = expected if batch.base_offset > expected else batch.next_offset
                 expected, latest = batch.next_offset, batch.leader_epoch
-                producers.update(batch)
+                aborted = producers.update(batch)
+                if aborted is not None:
+                    segment.add_aborted_transaction(aborted)
                 if batch.leader_epoch != epochs.latest:
                     epochs.assign(batch.leader_epoch, batch.base_offset)
                 checked += 1
@@ -377,7 +432,8 @@ async def complete_swap(disk: Disk, directory: str, base: int) -> None:
 
 
 def delete_segment_files(disk: Disk, directory: str, base: int, *, indexes_only: bool = False) -> None:
-    for suffix in (OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX) + (() if indexes_only else (LOG_SUFFIX,)):
+    indexes = (OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX, TRANSACTION_INDEX_SUFFIX)
+    for suffix in indexes if indexes_only else (*indexes, LOG_SUFFIX):
         disk.remove(f"{directory}/{segment_file_name(base, suffix)}")
 
 

@@ -1,6 +1,8 @@
-"""A segment of a log: a file of batches, its two indexes, and its timestamps.
+"""A segment of a log: a file of batches, its indexes, and its timestamps.
 
-The indexes of the active segment are in memory. Those of a closed segment are loaded from files on demand.
+The indexes of the active segment are in memory. Those of a closed segment are loaded from files on demand. Offset index
+and time index can be rebuilt from the segment. The transaction index also needs the transactions that were open at the
+start of the segment, so `recovery.py` checks and rebuilds it when the log is opened.
 """
 
 from array import array
@@ -10,9 +12,16 @@ from collections.abc import Iterator
 from moldau.errors import CorruptRecordError
 from moldau.logs.compaction import has_record_from
 from moldau.logs.files.empty_batches import EmptyBatches
-from moldau.logs.files.file_names import LOG_SUFFIX, OFFSET_INDEX_SUFFIX, TIME_INDEX_SUFFIX, segment_file_name
+from moldau.logs.files.file_names import (
+    LOG_SUFFIX,
+    OFFSET_INDEX_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    TRANSACTION_INDEX_SUFFIX,
+    segment_file_name,
+)
 from moldau.logs.files.indexes import OFFSET_RANGE, OffsetIndex, TimeIndex
 from moldau.logs.files.scan import BatchHeader, read_batch, scan_headers
+from moldau.logs.transaction_index import AbortedTransaction, TransactionIndex
 from moldau.observe.logging import get_logger
 from moldau.platform.disk import Disk, File, read_small_file
 from moldau.records.batch import HEADER_SIZE, NO_TIMESTAMP, Batch
@@ -33,11 +42,14 @@ class LogSegment:
         "_recent_offsets",
         "_recent_positions",
         "_time_index",
+        "_transaction_index",
         "base_offset",
         "empty_batches",
         "file",
         "first_timestamp",
+        "has_transaction_file",
         "has_unwritten_indexes",
+        "has_unwritten_transactions",
         "index_interval_bytes",
         "max_timestamp",
         "max_timestamp_offset",
@@ -57,6 +69,12 @@ class LogSegment:
         self.size = self.file.size
         self.has_unwritten_indexes = False
         """Whether the indexes were rebuilt and are not written to their files yet."""
+        self.has_transaction_file = False
+        """Whether the segment may have a file with its transaction index. Most segments have no aborted transactions
+        and no file."""
+        self.has_unwritten_transactions = False
+        """Whether the transaction index in memory differs from the file."""
+        self._transaction_index: TransactionIndex | None = None
         self.producer_snapshot: bytes | None = None
         """The producer snapshot at the end of a closed segment, until it is written to its file; otherwise None."""
         self._reset_state()
@@ -90,6 +108,7 @@ class LogSegment:
     def start_empty(self) -> None:
         """Resets the segment to contain no batches. The caller then registers the batches in the file again."""
         self.size = 0
+        self.replace_transactions(TransactionIndex())
         self._start_empty()
 
     def _start_empty(self) -> None:
@@ -133,13 +152,14 @@ class LogSegment:
 
     def truncate_to_position(self, position: int) -> None:
         """Deletes the batches from `position` on. Afterwards batches can be appended to the segment again."""
-        offset_index, time_index = self.offset_index, self.time_index
+        offset_index, time_index, transaction_index = self.offset_index, self.time_index, self.transaction_index
         dropped = next(scan_headers(self.file, position, self.size), None)
         self.file.truncate(position)
         self.size = position
         offset_index.truncate(position)
         if dropped is not None:
             time_index.truncate(dropped.base_offset - self.base_offset)
+            transaction_index.truncate_from_end(dropped.base_offset)
         self._load_from_indexes(offset_index, time_index)
 
     # Indexes
@@ -229,16 +249,64 @@ class LogSegment:
         """Frees the memory of the indexes if they are written to their files."""
         if not self.has_unwritten_indexes:
             self._offset_index = self._time_index = None
+        if self.has_transaction_file and not self.has_unwritten_transactions:
+            self._transaction_index = None
 
     @property
     def has_loaded_indexes(self) -> bool:
-        return self._offset_index is not None or self._time_index is not None
+        return self._offset_index is not None or self._time_index is not None or bool(self._transaction_index)
 
     async def write_indexes(self) -> None:
         offset_index, time_index = self.offset_index.to_bytes(), self.time_index.to_bytes()
         await self._disk.replace(self.path(OFFSET_INDEX_SUFFIX), offset_index)
         await self._disk.replace(self.path(TIME_INDEX_SUFFIX), time_index)
         self.has_unwritten_indexes = False
+        if self.has_unwritten_transactions:
+            await self._write_transaction_index(self.transaction_index)
+
+    # Aborted transactions
+
+    @property
+    def transaction_index(self) -> TransactionIndex:
+        """The aborted transactions whose markers are in this segment. Raises CorruptRecordError."""
+        index = self._transaction_index
+        if index is None:
+            data = (
+                read_small_file(self._disk, self.path(TRANSACTION_INDEX_SUFFIX)) if self.has_transaction_file else b""
+            )
+            if data is None:
+                raise CorruptRecordError(f"{self.path(TRANSACTION_INDEX_SUFFIX)} is missing")
+            index = self._transaction_index = TransactionIndex.from_bytes(data, self.base_offset, self.next_offset)
+        return index
+
+    def add_aborted_transaction(self, aborted: AbortedTransaction) -> None:
+        """Adds a transaction whose marker was appended to this segment."""
+        self.transaction_index.append(aborted)
+        self.has_unwritten_transactions = True
+
+    def replace_transactions(self, index: TransactionIndex) -> None:
+        self._transaction_index = index
+        self.has_unwritten_transactions = self.has_transaction_file or bool(index)
+
+    def on_indexes_deleted(self) -> None:
+        """Records that the index files were deleted. The transaction index must be in memory."""
+        self.has_transaction_file = False
+        self.has_unwritten_transactions = bool(self.transaction_index)
+
+    @property
+    def has_aborted_transactions(self) -> bool:
+        index = self._transaction_index
+        return self.has_transaction_file if index is None else bool(index)
+
+    async def _write_transaction_index(self, index: TransactionIndex) -> None:
+        path = self.path(TRANSACTION_INDEX_SUFFIX)
+        if index:
+            await self._disk.replace(path, index.to_bytes())
+        elif self.has_transaction_file:
+            self._disk.remove(path)
+            await self._disk.sync_directory(self._directory)
+        self.has_transaction_file = bool(index)
+        self.has_unwritten_transactions = False
 
     # Lookups
 

@@ -9,6 +9,7 @@ from moldau.logs.files.indexes import OFFSET_RANGE
 from moldau.logs.files.scan import scan_headers
 from moldau.logs.files.segment import LogSegment
 from moldau.logs.store import EMPTY_SLICES, FileSlice, LogName, RecordSlices
+from moldau.logs.transaction_index import AbortedTransaction
 from moldau.records.batch import Batch
 from moldau.settings.topic import TopicSettings
 
@@ -173,6 +174,33 @@ class LogSegments:
                     break
                 return RecordSlices((FileSlice(segment.file, last.position, last.size),), last.size)
         return EMPTY_SLICES
+
+    def aborted_transactions(self, start: int, end: int) -> list[AbortedTransaction]:
+        """Returns the aborted transactions with records from offset `start` on and before `end`.
+
+        Their markers may be in any later segment. Raises CorruptRecordError.
+        """
+        found: list[AbortedTransaction] = []
+        for segment in self._segments[max(0, self.count_up_to(start) - 1) :]:
+            if segment.has_aborted_transactions:
+                is_complete = segment.transaction_index.find(start, end, found)
+                if segment is not self.active:
+                    self.cache_indexes(segment)
+                if is_complete:
+                    break
+        return found
+
+    def end_offset_of(self, records: RecordSlices, below: int) -> int:
+        """Returns the end offset of records that `read` has returned. They end before `below`."""
+        last = records.parts[-1]
+        assert isinstance(last, FileSlice)
+        end = last.position + last.size
+        end_offset = below
+        for segment in self._segments:
+            if segment.file is last.file:
+                following = next(scan_headers(segment.file, end, segment.size), None)
+                end_offset = segment.next_offset if following is None else following.base_offset
+        return min(below, end_offset)
 
     def in_range(self, start_offset: int, below: int) -> list[LogSegment]:
         """Returns the segments with offsets from `start_offset` on and before `below`."""

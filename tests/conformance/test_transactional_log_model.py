@@ -1,0 +1,176 @@
+"""A model test of logs with transactions: last stable offset, aborted transactions and producer state.
+
+The file log store runs on a simulated disk that loses and tears unsynced writes.
+"""
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from moldau.logs.files.store import FileLogStore
+from moldau.logs.memory import MemoryLogStore
+from moldau.logs.store import Log, LogStore
+from moldau.logs.transaction_index import AbortedTransaction
+from moldau.platform.clock import SystemClock
+from moldau.records.batch import Batch, split
+from moldau.settings.topic import TopicSettings
+from moldau.testing.simulation.platform.disk import DiskSettings, SimulatedDisk
+from support.logs import NAME, TOPIC_ID, batch_at, flush_and_finalize
+from support.transactional_logs import data, marker, visible_records
+
+QUICK = DiskSettings(sync_ms_min=0, sync_ms_max=0, slow_sync_chance=0)
+SETTINGS = TopicSettings(segment_bytes=500, index_interval_bytes=150)
+STEPS = 60
+
+
+class Model:
+    """All batches of the log, and what a consumer of committed records may see of them."""
+
+    def __init__(self, rng: random.Random, disk: SimulatedDisk | None) -> None:
+        self.rng = rng
+        self.disk = disk
+        self.batches: list[Batch] = []
+        self.start = self.high_watermark = 0
+        self.store: LogStore
+        self.log: Log
+
+    # Operations
+
+    async def open(self) -> None:
+        if self.disk is None:
+            self.store = MemoryLogStore()
+        else:
+            self.store = FileLogStore(self.disk, "data", SystemClock())
+        await self.store.start()
+        self.log = await self.store.open(NAME, TOPIC_ID, SETTINGS)
+
+    async def append(self) -> None:
+        rng, offset = self.rng, self.log.end_offset
+        producer = rng.randrange(5)
+        choice = rng.random()
+        state = self.log.producers.get(producer)
+        if choice < 0.2:
+            batch = batch_at(offset, [b"%d" % offset] * rng.randint(1, 3))
+        elif choice < 0.45:
+            batch = marker(offset, commit=rng.random() < 0.5, producer=producer, coordinator_epoch=rng.randrange(3))
+        else:
+            sequence = 0 if state is None else state.last_sequence + 1
+            values = [b"%d" % offset] * rng.randint(1, 3)
+            batch = data(offset, values, producer=producer, sequence=sequence)
+        await self.log.append([batch])
+        self.batches.append(batch)
+
+    async def step(self) -> None:
+        rng, choice = self.rng, self.rng.random()
+        end = self.log.end_offset
+        if choice < 0.6:
+            for _ in range(rng.randint(1, 6)):
+                await self.append()
+        elif choice < 0.75:
+            await flush_and_finalize(self.log)
+            self.high_watermark = rng.randint(self.high_watermark, self.log.durable_offset)
+        elif choice < 0.8:
+            await self.log.truncate_to(rng.randint(self.high_watermark, end))
+            self.forget_from(self.log.end_offset)
+        elif choice < 0.85:
+            self.start = rng.randint(self.start, self.high_watermark)
+            await self.log.advance_start_offset(self.start)
+        elif self.disk is not None:
+            await self.reopen(rng.choice(["close", "kill", "power failure"]))
+
+    async def reopen(self, how: str) -> None:
+        assert self.disk is not None
+        durable = self.log.durable_offset
+        if how == "close":
+            await self.store.close()
+            durable = self.log.end_offset
+            self.disk = self.disk.next_boot()
+        else:
+            self.disk = self.disk.kill() if how == "kill" else self.disk.crash()
+        await self.open()
+        assert self.log.end_offset >= durable
+        self.forget_from(self.log.end_offset)
+
+    def forget_from(self, end: int) -> None:
+        self.batches = [batch for batch in self.batches if batch.next_offset <= end]
+        # A truncation inside a batch removes the whole batch.
+        self.high_watermark = min(self.high_watermark, end)
+
+    # Expectations
+
+    def transactions(self) -> list[tuple[int, int, int, bool]]:
+        """Returns producer, first offset, marker (-1 if open) and outcome of all transactions."""
+        found: list[tuple[int, int, int, bool]] = []
+        started: dict[int, int] = {}
+        for batch in self.batches:
+            if batch.is_control:
+                first = started.pop(batch.producer_id, None)
+                if first is not None:
+                    key = next(iter(visible_records([batch], (), with_control=True))).key
+                    found.append((batch.producer_id, first, batch.base_offset, key == b"\x00\x00\x00\x01"))
+            elif batch.is_transactional:
+                started.setdefault(batch.producer_id, batch.base_offset)
+        return found + [(producer, first, -1, False) for producer, first in started.items()]
+
+    def last_stable_offset(self) -> int:
+        unstable = [first for _, first, last, _ in self.transactions() if last < 0 or last >= self.high_watermark]
+        return max(self.start, min([*unstable, self.high_watermark]))
+
+    def visible(self, offset: int, below: int) -> list[tuple[int, bytes | None]]:
+        aborted = [(producer, first, last) for producer, first, last, commit in self.transactions() if not commit]
+        return [
+            (record.offset, record.value)
+            for batch in self.batches
+            if not batch.is_control
+            and batch.next_offset <= below
+            and not any(
+                batch.is_transactional and batch.producer_id == producer and first <= batch.base_offset < last
+                for producer, first, last in aborted
+            )
+            for record in visible_records([batch], ())
+            if record.offset >= offset
+        ]
+
+    async def check(self) -> None:
+        rng, log = self.rng, self.log
+        last_stable_offset = log.last_stable_offset(self.high_watermark)
+        assert last_stable_offset == self.last_stable_offset()
+        opened = {producer: first for producer, first, last, _ in self.transactions() if last < 0}
+        known = {state.producer_id: state.transaction_first_offset for state in log.producers}
+        assert {producer: first for producer, first in known.items() if first is not None} == opened
+        for _ in range(3):
+            offset = rng.randint(self.start, max(self.start, last_stable_offset))
+            bytes_max = rng.choice([1, 200, 1_000, 100_000])
+            read: list[tuple[int, bytes | None]] = []
+            position = offset
+            while position < last_stable_offset:
+                slices, aborted = await log.read_committed(position, bytes_max, last_stable_offset)
+                batches = list(split(slices.read()))
+                if not batches:
+                    assert not any(position < each.next_offset <= last_stable_offset for each in self.batches)
+                    break
+                self.check_needed(batches, aborted)
+                read += [(r.offset, r.value) for r in visible_records(batches, aborted) if r.offset >= offset]
+                position = batches[-1].next_offset
+            assert read == self.visible(offset, last_stable_offset)
+
+    @staticmethod
+    def check_needed(batches: list[Batch], aborted: Sequence[AbortedTransaction]) -> None:
+        """No transaction is listed that begins after the records."""
+        assert all(each.first_offset < batches[-1].next_offset for each in aborted)
+
+
+@pytest.mark.parametrize("store", ["memory", "files"])
+@pytest.mark.parametrize("seed", range(40))
+def test_committed_records_are_exactly_those_of_the_model(store: str, seed: int) -> None:
+    async def body() -> None:
+        rng = random.Random(f"{store} {seed}")
+        model = Model(rng, SimulatedDisk(random.Random(seed), settings=QUICK) if store == "files" else None)
+        await model.open()
+        for _ in range(STEPS):
+            await model.step()
+            await model.check()
+
+    asyncio.run(body())
