@@ -15,6 +15,7 @@ from moldau.logs.store import Log, LogStore
 from moldau.logs.transaction_index import AbortedTransaction
 from moldau.platform.clock import SystemClock
 from moldau.records.batch import Batch, split
+from moldau.records.record import Record
 from moldau.settings.topic import TopicSettings
 from moldau.testing.simulation.platform.disk import DiskSettings, SimulatedDisk
 from support.logs import NAME, TOPIC_ID, batch_at, flush_and_finalize
@@ -22,13 +23,23 @@ from support.transactional_logs import data, marker, visible_records
 
 QUICK = DiskSettings(sync_ms_min=0, sync_ms_max=0, slow_sync_chance=0)
 SETTINGS = TopicSettings(segment_bytes=500, index_interval_bytes=150)
+COMPACTED = TopicSettings(
+    cleanup_policy=("compact",),
+    segment_bytes=500,
+    index_interval_bytes=150,
+    min_cleanable_dirty_ratio=0.0,
+    delete_retention_ms=10,
+)
+KEYS = [b"a", b"b", b"c", b"d", b"e"]
 STEPS = 60
 
 
 class Model:
     """All batches of the log, and what a consumer of committed records may see of them."""
 
-    def __init__(self, rng: random.Random, disk: SimulatedDisk | None) -> None:
+    def __init__(self, rng: random.Random, disk: SimulatedDisk | None, settings: TopicSettings) -> None:
+        self.settings = settings
+        self.cleaned_below = self.now_ms = 0
         self.rng = rng
         self.disk = disk
         self.batches: list[Batch] = []
@@ -44,21 +55,22 @@ class Model:
         else:
             self.store = FileLogStore(self.disk, "data", SystemClock())
         await self.store.start()
-        self.log = await self.store.open(NAME, TOPIC_ID, SETTINGS)
+        self.log = await self.store.open(NAME, TOPIC_ID, self.settings)
 
     async def append(self) -> None:
         rng, offset = self.rng, self.log.end_offset
         producer = rng.randrange(5)
         choice = rng.random()
         state = self.log.producers.get(producer)
+        values = [b"%d" % offset] * rng.randint(1, 3)
+        keys = [rng.choice(KEYS) for _ in values]
         if choice < 0.2:
-            batch = batch_at(offset, [b"%d" % offset] * rng.randint(1, 3))
+            batch = batch_at(offset, values, keys=keys)
         elif choice < 0.45:
             batch = marker(offset, commit=rng.random() < 0.5, producer=producer, coordinator_epoch=rng.randrange(3))
         else:
             sequence = 0 if state is None else state.last_sequence + 1
-            values = [b"%d" % offset] * rng.randint(1, 3)
-            batch = data(offset, values, producer=producer, sequence=sequence)
+            batch = data(offset, values, keys=keys, producer=producer, sequence=sequence)
         await self.log.append([batch])
         self.batches.append(batch)
 
@@ -77,6 +89,12 @@ class Model:
         elif choice < 0.85:
             self.start = rng.randint(self.start, self.high_watermark)
             await self.log.advance_start_offset(self.start)
+        elif choice < 0.92 and self.settings is COMPACTED:
+            self.now_ms += rng.choice([0, 20])
+            await flush_and_finalize(self.log)
+            below = self.log.last_stable_offset(self.high_watermark)
+            await self.log.compact(self.now_ms, below)
+            self.cleaned_below = max(self.cleaned_below, below)
         elif self.disk is not None:
             await self.reopen(rng.choice(["close", "kill", "power failure"]))
 
@@ -118,10 +136,10 @@ class Model:
         unstable = [first for _, first, last, _ in self.transactions() if last < 0 or last >= self.high_watermark]
         return max(self.start, min([*unstable, self.high_watermark]))
 
-    def visible(self, offset: int, below: int) -> list[tuple[int, bytes | None]]:
+    def visible(self, offset: int, below: int) -> list[Record]:
         aborted = [(producer, first, last) for producer, first, last, commit in self.transactions() if not commit]
         return [
-            (record.offset, record.value)
+            record
             for batch in self.batches
             if not batch.is_control
             and batch.next_offset <= below
@@ -143,18 +161,25 @@ class Model:
         for _ in range(3):
             offset = rng.randint(self.start, max(self.start, last_stable_offset))
             bytes_max = rng.choice([1, 200, 1_000, 100_000])
-            read: list[tuple[int, bytes | None]] = []
+            read: list[Record] = []
             position = offset
             while position < last_stable_offset:
                 slices, aborted = await log.read_committed(position, bytes_max, last_stable_offset)
                 batches = list(split(slices.read()))
                 if not batches:
-                    assert not any(position < each.next_offset <= last_stable_offset for each in self.batches)
+                    whole = [each for each in self.batches if position < each.next_offset <= last_stable_offset]
+                    assert not whole or self.cleaned_below
                     break
                 self.check_needed(batches, aborted)
-                read += [(r.offset, r.value) for r in visible_records(batches, aborted) if r.offset >= offset]
+                read += [record for record in visible_records(batches, aborted) if record.offset >= offset]
                 position = batches[-1].next_offset
-            assert read == self.visible(offset, last_stable_offset)
+            expected = self.visible(offset, last_stable_offset)
+            cleaned = [record for record in self.visible(0, last_stable_offset) if record.offset < self.cleaned_below]
+            newest = {record.key: record.offset for record in cleaned}
+            offsets = {record.offset for record in read}
+            assert read == [record for record in expected if record.offset in offsets]
+            missing = [record for record in expected if record.offset not in offsets]
+            assert all(record.offset < newest.get(record.key, 0) for record in missing), "it has a later value"
 
     @staticmethod
     def check_needed(batches: list[Batch], aborted: Sequence[AbortedTransaction]) -> None:
@@ -163,11 +188,13 @@ class Model:
 
 
 @pytest.mark.parametrize("store", ["memory", "files"])
+@pytest.mark.parametrize("settings", [SETTINGS, COMPACTED], ids=["deleted", "compacted"])
 @pytest.mark.parametrize("seed", range(40))
-def test_committed_records_are_exactly_those_of_the_model(store: str, seed: int) -> None:
+def test_committed_records_are_exactly_those_of_the_model(store: str, settings: TopicSettings, seed: int) -> None:
     async def body() -> None:
         rng = random.Random(f"{store} {seed}")
-        model = Model(rng, SimulatedDisk(random.Random(seed), settings=QUICK) if store == "files" else None)
+        disk = SimulatedDisk(random.Random(seed), settings=QUICK) if store == "files" else None
+        model = Model(rng, disk, settings)
         await model.open()
         for _ in range(STEPS):
             await model.step()

@@ -64,6 +64,8 @@ ERRORS_WITHOUT_LOG_START = (
     UnsupportedCompressionError,
 )
 """The errors of an append after which Kafka does not return the log start offset."""
+EPOCH_BUMP_VERSION = 12
+"""The first version whose transactional producers have a new epoch for each transaction."""
 ADMIN_CLIENT_ID = "__admin_client"
 """The client id of Kafka's own tools, which may write to internal topics."""
 
@@ -151,7 +153,13 @@ async def _append(
                 batch, append_time = await _validate_batch(
                     broker, partition, request, batch, session.api_version, record_errors_left
                 )
-                appended = await partition.append([batch], append_time, acks_all=request.acks == ACKS_ALL)
+                acks_all = request.acks == ACKS_ALL
+                if batch.is_transactional:
+                    appended = await _append_transactional(
+                        partition, batch, append_time, acks_all=acks_all, api_version=session.api_version
+                    )
+                else:
+                    appended = await partition.append([batch], append_time, acks_all=acks_all)
             except MoldauError as error:
                 result.fail(error)
                 record_errors_left -= len(result.record_errors)
@@ -159,6 +167,23 @@ async def _append(
                 result.partition, result.appended = partition, appended
                 succeeded.append(result)
     return topics, succeeded
+
+
+async def _append_transactional(
+    partition: Partition, batch: Batch, append_time_ms: int, *, acks_all: bool, api_version: int
+) -> LogAppendInfo:
+    """Appends a batch of a transaction. The transaction coordinator has to agree to the first batch in a partition."""
+    guard = partition.begin_verification(
+        batch.producer_id,
+        batch.producer_epoch,
+        batch.base_sequence,
+        supports_epoch_bump=api_version >= EPOCH_BUMP_VERSION,
+    )
+    if guard is None:
+        return await partition.append([batch], append_time_ms, acks_all=acks_all)
+    error = InvalidTransactionStateError("no transaction is open: transactions are not supported")
+    partition.end_verification(guard, batch, error)
+    raise error
 
 
 def _note_unflushed(appended: Sequence[_PartitionResult], session: RequestContext) -> None:
@@ -218,11 +243,8 @@ async def _validate_batch(
             ), now_ms
 
         batch, now_ms = await broker.cpu_budget.run(validate_now)
-    if batch.is_transactional:
-        # Every transactional batch is rejected, because there is no transaction coordinator.
-        if request.transactional_id is None:
-            raise TransactionalIdAuthorizationError("a transactional batch needs a transactional id")
-        raise InvalidTransactionStateError("no transaction is open: transactions are not supported")
+    if batch.is_transactional and request.transactional_id is None:
+        raise TransactionalIdAuthorizationError("a transactional batch needs a transactional id")
     if settings.message_timestamp_type == "LogAppendTime":
         return with_append_time(batch, now_ms), now_ms
     return batch, NO_TIMESTAMP

@@ -6,16 +6,24 @@ of the log up to `OffsetMap.end_offset`, and writes what remains. Afterwards the
 next round starts there. This offset is inside a batch if the map became full within the batch.
 
 Records keep their offsets, and batches keep their first and last offset. A batch without records is removed, as in
-Kafka, unless it is the last batch of a live producer or the last batch of the round. Control batches, batches of
-transactions, batches beyond the map and batches whose records cannot be decoded are retained unchanged.
+Kafka, unless it is the last batch of a live producer or the last batch of the round. Batches beyond the map and batches
+whose records cannot be decoded are retained unchanged.
+
+Both passes follow the transactions with `TransactionOutcomes`. All of them have ended, because compaction stops at the
+last stable offset. The records of aborted transactions are removed and never enter the map. A marker is retained until
+no batch of its transaction is left; then it is removed like a tombstone.
 """
 
+import heapq
+from collections.abc import Iterable
 from hashlib import blake2b
 
 from moldau.logs.producer_state import ProducerStateManager
+from moldau.logs.transaction_index import AbortedTransaction, TransactionIndex
 from moldau.records.batch import COMPRESSION_MASK, DELETE_HORIZON_MASK, NO_TIMESTAMP, Batch
 from moldau.records.batch_builder import replace_records
 from moldau.records.compression import compress
+from moldau.records.control_records import end_of_transaction
 from moldau.records.record import UNDECODABLE_ERRORS, Span, section, spans
 from moldau.records.varint import read_varint, write_varint
 from moldau.settings.topic import TopicSettings
@@ -49,11 +57,18 @@ def is_past_min_lag(settings: TopicSettings, max_timestamp_ms: int, now_ms: int)
 
 
 def is_last_of_producer(batch: Batch, producers: ProducerStateManager) -> bool:
-    """Returns whether this is the last batch of a live producer. Recovery reads the last sequence from it."""
+    """Returns whether this is the last batch of a live producer. Recovery reads the last sequence from it.
+
+    A producer without a batch in its current epoch has a marker of this epoch, which fences earlier epochs.
+    """
     if batch.producer_id < 0:
         return False
     state = producers.get(batch.producer_id)
-    return state is not None and state.last_offset == batch.last_offset
+    if state is None:
+        return False
+    if not state.batches:
+        return batch.is_control and batch.producer_epoch == state.epoch
+    return state.last_offset == batch.last_offset
 
 
 def has_record_from(batch: Batch, offset: int) -> bool:
@@ -65,6 +80,59 @@ def has_record_from(batch: Batch, offset: int) -> bool:
         return any(batch.base_offset + span[3] >= offset for span in spans(batch, section(batch)))
     except UNDECODABLE_ERRORS:
         return True
+
+
+class TransactionOutcomes:
+    """The transactions of the batches that a cleaner reads, in the order of the log."""
+
+    __slots__ = ("_aborted", "_committed", "_pending", "index")
+
+    def __init__(self) -> None:
+        self._pending: list[tuple[int, AbortedTransaction]] = []
+        """Aborted transactions that start later, as a heap by first offset."""
+        self._aborted: dict[int, tuple[AbortedTransaction, bool]] = {}
+        """Aborted transactions by producer id until their marker, and whether any of their batches was read."""
+        self._committed: set[int] = set()
+        """Producers with batches of a committed transaction whose marker was not read yet."""
+        self.index = TransactionIndex()
+        """The aborted transactions whose markers were read and are needed."""
+
+    def add_aborted(self, transactions: Iterable[AbortedTransaction]) -> None:
+        """Adds the aborted transactions of the batches that are read next. They may overlap those added before."""
+        for aborted in transactions:
+            heapq.heappush(self._pending, (aborted.first_offset, aborted))
+
+    def is_obsolete(self, batch: Batch) -> bool:
+        """Returns whether the next batch belongs to an aborted transaction, or is a marker without batches."""
+        while self._pending and self._pending[0][0] <= batch.last_offset:
+            _, aborted = heapq.heappop(self._pending)
+            known = self._aborted.get(aborted.producer_id)
+            if known is None or known[0].last_offset < aborted.first_offset:
+                self._aborted[aborted.producer_id] = (aborted, False)
+        if batch.is_control:
+            return self._is_obsolete_marker(batch)
+        if not batch.is_transactional:
+            return False
+        entry = self._aborted.get(batch.producer_id)
+        if entry is None:
+            self._committed.add(batch.producer_id)
+            return False
+        self._aborted[batch.producer_id] = (entry[0], True)
+        return True
+
+    def _is_obsolete_marker(self, batch: Batch) -> bool:
+        marker = end_of_transaction(batch)
+        if marker is None:
+            # Other control records have no producer id and are retained.
+            return batch.producer_id >= 0 and not batch.count
+        if marker.commit:
+            has_batches = batch.producer_id in self._committed
+            self._committed.discard(batch.producer_id)
+            return not has_batches
+        aborted, has_batches = self._aborted.pop(batch.producer_id, (None, False))
+        if aborted is not None and has_batches:
+            self.index.append(aborted)
+        return not has_batches
 
 
 class OffsetMap:
@@ -82,9 +150,12 @@ class OffsetMap:
     def __len__(self) -> int:
         return len(self._offsets)
 
-    def add(self, batch: Batch) -> bool:
-        """Adds the keys of the next batch from `end_offset` on. Returns False if the map became full."""
-        if not _is_transaction(batch):
+    def add(self, batch: Batch, *, is_obsolete: bool = False) -> bool:
+        """Adds the keys of the next batch from `end_offset` on. Returns False if the map became full.
+
+        The keys of control batches and of obsolete batches are left out; see `TransactionOutcomes`.
+        """
+        if not batch.is_control and not is_obsolete:
             try:
                 found = list(spans(batch, section(batch)))
             except UNDECODABLE_ERRORS:
@@ -118,18 +189,29 @@ class OffsetMap:
 
 
 def clean_batch(
-    batch: Batch, offsets: OffsetMap, *, now_ms: int, delete_retention_ms: int, retain_empty: bool = False
+    batch: Batch,
+    offsets: OffsetMap,
+    *,
+    now_ms: int,
+    delete_retention_ms: int,
+    retain_empty: bool = False,
+    is_obsolete: bool = False,
 ) -> Batch | None:
     """Returns the same batch if nothing changes, a smaller batch, or None if nothing remains.
 
-    With `retain_empty` the batch is kept even without records. The first cleaning that finds a tombstone writes the
-    delete horizon, `now_ms + delete_retention_ms`, into the batch. A cleaning after the delete horizon removes the
-    tombstone. So a consumer that reads the whole log within delete.retention.ms sees every tombstone.
+    `is_obsolete` comes from `TransactionOutcomes`. With `retain_empty` the batch is kept even without records. The
+    first cleaning that finds a tombstone writes the delete horizon, `now_ms + delete_retention_ms`, into the batch. A
+    cleaning after the delete horizon removes the tombstone. So a consumer that reads the whole log within
+    delete.retention.ms sees every tombstone.
     """
-    if _is_transaction(batch) or batch.base_offset >= offsets.end_offset:
+    if is_obsolete and not batch.is_control:
+        return _without_records(batch, retain_empty)
+    if batch.base_offset >= offsets.end_offset:
         return batch
     if not batch.count:
         return batch if retain_empty else None
+    if batch.is_control:
+        return _clean_marker(batch, now_ms, delete_retention_ms, retain_empty) if is_obsolete else batch
     try:
         data = section(batch)
         found = list(spans(batch, data))
@@ -140,7 +222,7 @@ def clean_batch(
     drops_tombstones = horizon_ms is not None and now_ms >= horizon_ms
     kept = [span for span in found if _is_retained(span, batch.base_offset, offsets, drops_tombstones)]
     if not kept:
-        return _empty_batch(batch) if retain_empty else None
+        return _without_records(batch, retain_empty)
     if horizon_ms is None and any(length < 0 for *_, length in kept):
         return _with_delete_horizon(batch, data, kept, min(now_ms + delete_retention_ms, HORIZON_MS_MAX))
     if len(kept) == len(found):
@@ -153,10 +235,23 @@ def clean_batch(
     )
 
 
-def _is_transaction(batch: Batch) -> bool:
-    """Returns whether the batch is a marker or belongs to a transaction. Its outcome is unknown here, and the records
-    of an aborted transaction must not replace earlier records."""
-    return batch.is_control or batch.is_transactional
+def _clean_marker(batch: Batch, now_ms: int, delete_retention_ms: int, retain_empty: bool) -> Batch | None:
+    """Returns a marker that no batch needs any more with a delete horizon, and None after that.
+
+    A consumer that has read batches of the transaction before they were removed still finds its marker until then.
+    """
+    horizon_ms = batch.delete_horizon_ms
+    if horizon_ms is None:
+        data = section(batch)
+        horizon_ms = min(now_ms + delete_retention_ms, HORIZON_MS_MAX)
+        return _with_delete_horizon(batch, data, list(spans(batch, data)), horizon_ms)
+    return batch if now_ms < horizon_ms else _without_records(batch, retain_empty)
+
+
+def _without_records(batch: Batch, retain_empty: bool) -> Batch | None:
+    if not retain_empty:
+        return None
+    return _empty_batch(batch) if batch.count else batch
 
 
 def _is_retained(span: Span, base_offset: int, offsets: OffsetMap, drops_tombstones: bool) -> bool:

@@ -9,6 +9,7 @@ from moldau.errors import OffsetOutOfRangeError
 from moldau.logs.compaction import (
     OFFSET_MAP_BYTES_MAX,
     OffsetMap,
+    TransactionOutcomes,
     clean_batch,
     has_record_from,
     is_last_of_producer,
@@ -208,11 +209,18 @@ class MemoryLog(Log):
         truncations = self._truncations
         batches = self._batches[:end]
         offsets = OffsetMap(OFFSET_MAP_BYTES_MAX, self._cleaned_offset)
-        for number, data in enumerate(batches[first_dirty:]):
-            if not offsets.add(Batch(data)):
+        aborted = list(self._aborted)
+        outcomes = TransactionOutcomes()
+        outcomes.add_aborted(aborted)
+        for number, data in enumerate(batches):
+            batch = Batch(data)
+            is_obsolete = outcomes.is_obsolete(batch)
+            if number >= first_dirty and not offsets.add(batch, is_obsolete=is_obsolete):
                 break
             if number % _BATCHES_PER_YIELD == 0:
                 await asyncio.sleep(0)
+        outcomes = TransactionOutcomes()
+        outcomes.add_aborted(aborted)
         kept: list[Batch] = []
         for number, data in enumerate(batches):
             batch = Batch(data)
@@ -223,6 +231,7 @@ class MemoryLog(Log):
                 now_ms=now_ms,
                 delete_retention_ms=self.settings.delete_retention_ms,
                 retain_empty=is_last or is_last_of_producer(batch, self.producers),
+                is_obsolete=outcomes.is_obsolete(batch),
             )
             if remaining is not None:
                 kept.append(remaining)
@@ -231,6 +240,10 @@ class MemoryLog(Log):
         if self._truncations != truncations:
             return False
         self._truncations += 1
+        self._aborted.truncate_from_start(self._last_offsets[end - 1] + 1)
+        for each in self._aborted:
+            outcomes.index.append(each)
+        self._aborted = outcomes.index
         self._batches[:end] = [batch.to_bytes() for batch in kept]
         self._last_offsets[:end] = [batch.last_offset for batch in kept]
         self._max_timestamps[:end] = [batch.max_timestamp for batch in kept]

@@ -48,7 +48,7 @@ from moldau.settings.listeners import ListenerEndpoint as Address
 from moldau.settings.listeners import advertised_endpoints
 from moldau.transactions.coordinator import TransactionCoordinator
 from moldau.transactions.marker_sender import MarkerSender
-from moldau.transactions.marker_writer import LogMarkerAppender, MarkerWriter
+from moldau.transactions.marker_writer import MarkerWriter, append_marker
 from moldau.transactions.producer_id_manager import ProducerIdManager
 from moldau.transactions.state_topic import TRANSACTION_STATE_TOPIC
 from moldau.transactions.verification import TransactionVerifier
@@ -258,7 +258,7 @@ class Node:
         producer_ids = ProducerIdManager(
             lambda: controller_channel.allocate_producer_ids(node_id, lifecycle.broker_epoch)
         )
-        marker_writer = MarkerWriter(replica_manager, LogMarkerAppender(clock).append)
+        marker_writer = MarkerWriter(replica_manager, append_marker)
         transactions = self._transactions = TransactionCoordinator(
             node_id,
             replica_manager,

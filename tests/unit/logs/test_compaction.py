@@ -1,16 +1,21 @@
 """Compaction: retained records, the resulting batches, and the removal of tombstones."""
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from moldau.errors import MoldauError
-from moldau.logs.compaction import ENTRY_BYTES, OffsetMap, clean_batch
+from moldau.logs.compaction import ENTRY_BYTES, OffsetMap, TransactionOutcomes, clean_batch, is_last_of_producer
+from moldau.logs.producer_state import ProducerStateManager
+from moldau.logs.transaction_index import AbortedTransaction, TransactionIndex
 from moldau.records.batch import Batch
 from moldau.records.batch_builder import build_batch, encode_batch
-from moldau.records.control_records import EndTransaction
+from moldau.records.control_records import EndTransaction, end_of_transaction
 from moldau.records.record import Record, iterate_records
 from support.control_batches import control_batch
+from support.transactional_logs import data, marker
 
 ROOMY = 1_000_000
 DAY_MS = 86_400_000
@@ -202,26 +207,97 @@ def test_a_tombstone_with_a_later_record_is_removed_at_once() -> None:
 
 
 def test_control_batches_are_retained() -> None:
-    marker = Batch(control_batch(EndTransaction(True, 0), timestamp=0, base_offset=1, producer_id=1, producer_epoch=0))
-    offsets = map_of(batch_of((b"a", b"1")), marker, batch_of((b"a", b"2"), base_offset=2))
+    control = Batch(control_batch(EndTransaction(True, 0), timestamp=0, base_offset=1, producer_id=1, producer_epoch=0))
+    offsets = map_of(batch_of((b"a", b"1")), control, batch_of((b"a", b"2"), base_offset=2))
     assert len(offsets) == 1
-    assert clean(marker, offsets, now_ms=2**60) is marker
+    assert clean(control, offsets, now_ms=2**60) is control
 
 
-def test_batches_of_transactions_are_retained_and_remove_nothing() -> None:
-    committed = batch_of((b"a", b"1"))
-    unknown = batch_of(
-        *[(b"a", b"2"), (b"a", b"3")],
-        base_offset=1,
-        transactional=True,
-        producer_id=1,
-        producer_epoch=0,
-        base_sequence=0,
+def test_committed_batches_are_compacted_and_aborted_ones_removed() -> None:
+    old, replaced = batch_of((b"a", b"1")), data(1, [b"2"], keys=[b"b"])
+    batches = [
+        old,
+        replaced,
+        data(2, [b"3"], keys=[b"a"], producer=8),
+        marker(3, commit=True),
+        marker(4, producer=8),
+        data(5, [b"4"], keys=[b"b"], sequence=1),
+        marker(6, commit=True),
+    ]
+    aborted = [AbortedTransaction(8, 2, 4, 5)]
+    cleaned, index = clean_all(batches, aborted)
+    assert [each and each.base_offset for each in cleaned] == [0, None, None, 3, 4, 5, 6]
+    assert list(index) == aborted, "its batch was there"
+    assert all(each is None or each.delete_horizon_ms is None for each in cleaned)
+
+    again = [each for each in cleaned if each is not None]
+    cleaned, index = clean_all(again, aborted, now_ms=1_000)
+    assert [(each.base_offset, each.delete_horizon_ms) for each in cleaned if each is not None] == [
+        (0, None),
+        (3, 1_100),
+        (4, 1_100),
+        (5, None),
+        (6, None),
+    ]
+    assert list(index) == []
+    with_horizon = [each for each in cleaned if each is not None]
+    assert [end_of_transaction(each) for each in with_horizon[1:3]] == [
+        EndTransaction(True, 0),
+        EndTransaction(False, 0),
+    ]
+    assert [each and each.base_offset for each in clean_all(with_horizon, now_ms=1_099)[0]] == [0, 3, 4, 5, 6]
+    assert [each and each.base_offset for each in clean_all(with_horizon, now_ms=1_100)[0]] == [0, None, None, 5, 6]
+
+
+def test_the_last_batch_and_the_marker_of_the_epoch_stay_without_records() -> None:
+    producers = ProducerStateManager()
+    batches = [data(0, producer=7), data(1, producer=8), marker(2, producer=7), marker(3, producer=8, epoch=1)]
+    for batch in batches:
+        producers.update(batch)
+    aborted = [AbortedTransaction(7, 0, 2, 1), AbortedTransaction(8, 1, 3, 4)]
+    cleaned, _ = clean_all(batches, aborted, producers=producers)
+    assert [each and (each.base_offset, each.count) for each in cleaned] == [(0, 0), None, (2, 1), (3, 1)]
+    remaining = [each for each in cleaned if each is not None]
+    for now_ms in (0, 1_000):
+        cleaned, _ = clean_all(remaining, aborted, now_ms=now_ms, producers=producers)
+        remaining = [each for each in cleaned if each is not None]
+    assert [(each.base_offset, each.count) for each in remaining] == [(0, 0), (2, 1), (3, 0)], (
+        "the batch needs its marker"
     )
-    offsets = map_of(committed, unknown)
-    assert (len(offsets), offsets.end_offset) == (1, 3)
-    assert clean(committed, offsets) is committed
-    assert clean(unknown, offsets, now_ms=2**60) is unknown
+    recovered = ProducerStateManager()
+    for batch in remaining:
+        recovered.update(batch)
+    assert [(each.producer_id, each.epoch, each.last_sequence) for each in recovered] == [(7, 0, 0), (8, 1, -1)]
+    assert recovered.unstable.first_offset(2**62) is None
+
+
+def clean_all(
+    batches: list[Batch],
+    aborted: Sequence[AbortedTransaction] = (),
+    *,
+    now_ms: int = 0,
+    producers: ProducerStateManager | None = None,
+) -> tuple[list[Batch | None], TransactionIndex]:
+    """Returns what remains of each batch, and the aborted transactions that remain in the index."""
+    offsets = OffsetMap(10_000)
+    outcomes = TransactionOutcomes()
+    outcomes.add_aborted(aborted)
+    for batch in batches:
+        offsets.add(batch, is_obsolete=outcomes.is_obsolete(batch))
+    outcomes = TransactionOutcomes()
+    outcomes.add_aborted(aborted)
+    cleaned = [
+        clean_batch(
+            batch,
+            offsets,
+            now_ms=now_ms,
+            delete_retention_ms=100,
+            retain_empty=producers is not None and is_last_of_producer(batch, producers),
+            is_obsolete=outcomes.is_obsolete(batch),
+        )
+        for batch in batches
+    ]
+    return cleaned, outcomes.index
 
 
 def test_an_undecodable_batch_is_retained_and_removes_nothing() -> None:

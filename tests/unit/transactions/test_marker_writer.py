@@ -1,4 +1,4 @@
-"""MarkerWriter and LogMarkerAppender: markers in the log of a replicated partition, and their errors."""
+"""MarkerWriter: markers in the log of a replicated partition, and their errors."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -19,7 +19,7 @@ from moldau.records.batch import Batch, split
 from moldau.records.control_records import EndTransaction, decode
 from moldau.records.record import iterate_records
 from moldau.transactions import marker_writer
-from moldau.transactions.marker_writer import EndTransactionMarker, LogMarkerAppender, MarkersToWrite, MarkerWriter
+from moldau.transactions.marker_writer import EndTransactionMarker, MarkersToWrite, MarkerWriter, append_marker
 from support.replicas import NAME, Replicas
 
 PARTITION = (NAME.topic, NAME.partition)
@@ -40,8 +40,7 @@ def on_replicas(scene: Callable[[Replicas, MarkerWriter], Awaitable[None]]) -> N
     async def main() -> None:
         replicas = Replicas((1, 2, 3), min_insync_replicas=2)
         await replicas.begin(leader=1)
-        appender = LogMarkerAppender(replicas.clock)
-        await scene(replicas, MarkerWriter(cast(Any, ReplicaManager(replicas[1])), appender.append))
+        await scene(replicas, MarkerWriter(cast(Any, ReplicaManager(replicas[1])), append_marker))
 
     asyncio.run(asyncio.wait_for(main(), 20))
 

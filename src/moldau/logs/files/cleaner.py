@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from moldau.logs.compaction import (
     OFFSET_MAP_BYTES_MAX,
     OffsetMap,
+    TransactionOutcomes,
     clean_batch,
     is_last_of_producer,
     is_past_min_lag,
@@ -21,6 +22,7 @@ from moldau.logs.files.indexes import OFFSET_RANGE
 from moldau.logs.files.recovery import delete_segment_files
 from moldau.logs.files.scan import scan_batches
 from moldau.logs.files.segment import LogSegment
+from moldau.logs.transaction_index import TransactionIndex
 from moldau.platform.disk import Buffer
 from moldau.records.batch import Batch
 
@@ -43,6 +45,7 @@ class Cleaner:
         self._segments: list[LogSegment] = []
         """The segments of this round."""
         self._offsets = OffsetMap(OFFSET_MAP_BYTES_MAX)
+        self._outcomes = TransactionOutcomes()
 
     async def run(self, below: int) -> bool:
         """Compacts records with offsets less than `below`. Returns False if there was too little to clean, or if the
@@ -83,12 +86,14 @@ class Cleaner:
         oldest_dirty_ms = next((segment.first_timestamp for segment in dirty if segment.size), self._now_ms)
         if not should_compact(self._settings, total_bytes, dirty_bytes, oldest_dirty_ms, self._now_ms):
             return False
+        outcomes = TransactionOutcomes()
         for segment in dirty:
+            self._add_aborted(outcomes, segment)
             bytes_read = 0
             position = segment.position_of(self._cleaned_offset)
             self._log.segments.cache_indexes(segment)
             for _, batch in scan_batches(segment.file, position, segment.size):
-                if not self._offsets.add(batch):
+                if not self._offsets.add(batch, is_obsolete=outcomes.is_obsolete(batch)):
                     return True
                 bytes_read += batch.size
                 if bytes_read >= _BYTES_PER_YIELD:
@@ -97,6 +102,9 @@ class Cleaner:
         # An earlier round may have removed the last batches before this offset.
         self._offsets.end_offset = max(self._offsets.end_offset, dirty[-1].next_offset)
         return True
+
+    def _add_aborted(self, outcomes: TransactionOutcomes, segment: LogSegment) -> None:
+        outcomes.add_aborted(self._log.segments.aborted_transactions(segment.base_offset, segment.next_offset))
 
     def _groups(self) -> Iterator[list[LogSegment]]:
         """Yields groups of adjacent segments that fit into one segment, so that few small segments remain."""
@@ -125,6 +133,7 @@ class Cleaner:
         cleaned = LogSegment(
             disk, self._log.directory, group[0].base_offset, self._settings.index_interval_bytes, file_suffix=suffix
         )
+        self._outcomes.index = TransactionIndex()
         try:
             cleaned.clear()
             changed = await self._write(group, cleaned)
@@ -132,6 +141,7 @@ class Cleaner:
                 await cleaned.file.sync()
                 cleaned.seal()
                 cleaned.next_offset = group[-1].next_offset
+                cleaned.replace_transactions(self._outcomes.index)
                 return cleaned
         except BaseException:
             disk.remove(cleaned.path(suffix))
@@ -145,6 +155,7 @@ class Cleaner:
         pending: list[Batch] = []
         bytes_read = 0
         for segment in group:
+            self._add_aborted(self._outcomes, segment)
             for position, batch in scan_batches(segment.file, 0, segment.size):
                 # Keep the last batch of the round, if necessary without records, because the log may end there.
                 is_last = segment is self._segments[-1] and position + batch.size == segment.size
@@ -154,6 +165,7 @@ class Cleaner:
                     now_ms=self._now_ms,
                     delete_retention_ms=self._settings.delete_retention_ms,
                     retain_empty=is_last or is_last_of_producer(batch, self._log.producers),
+                    is_obsolete=self._outcomes.is_obsolete(batch),
                 )
                 changed = changed or remaining is not batch
                 if remaining is not None:

@@ -257,12 +257,13 @@ class LogSegment:
         return self._offset_index is not None or self._time_index is not None or bool(self._transaction_index)
 
     async def write_indexes(self) -> None:
+        if self.has_unwritten_transactions:
+            # Write this index first. If the others exist after a crash, it is not missing; see `recovery.py`.
+            await self._write_transaction_index(self.transaction_index)
         offset_index, time_index = self.offset_index.to_bytes(), self.time_index.to_bytes()
         await self._disk.replace(self.path(OFFSET_INDEX_SUFFIX), offset_index)
         await self._disk.replace(self.path(TIME_INDEX_SUFFIX), time_index)
         self.has_unwritten_indexes = False
-        if self.has_unwritten_transactions:
-            await self._write_transaction_index(self.transaction_index)
 
     # Aborted transactions
 
