@@ -1,5 +1,6 @@
 """Kafka's DumpLogSegments reads Moldau's files: segments, indexes, producer snapshots and the metadata log."""
 
+import asyncio
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,15 +12,22 @@ from command_line import DUMP, Tools
 from confluent_kafka import Producer
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, ResourceType
 
+from moldau.logs.files.store import FileLogStore
+from moldau.logs.transaction_index import AbortedTransaction
 from moldau.metadata.image import BrokerRegistration, Endpoint, MetadataImage, PartitionRegistration, TopicImage
 from moldau.metadata.image import ConfigResource as ConfigOf
 from moldau.metadata.records import TopicRecord, encode
 from moldau.metadata.snapshot import image_to_records
+from moldau.platform.clock import SystemClock
+from moldau.platform.os_disk import OsDisk
 from moldau.raft import snapshot_format
 from moldau.raft.messages import SnapshotId, VoterEndpoint, VoterNode
 from moldau.raft.snapshot_format import SnapshotContents
+from moldau.settings.topic import TopicSettings
 from support.broker_process import BrokerProcess
+from support.logs import NAME, TOPIC_ID
 from support.topics import QUIET, Topics
+from support.transactional_logs import data, marker
 
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 RECORDS = 200
@@ -114,6 +122,38 @@ def test_producer_snapshots_name_the_producer(tools: Tools, written: Written) ->
     printed = tools.run(DUMP, "--files", snapshots[-1])
     (producer,) = re.findall(r"producerId: (\d+) producerEpoch: (\d+) .*lastSequence: (\d+)", printed)
     assert producer[1:] == ("0", str(RECORDS - 1))
+
+
+def test_transaction_indexes_are_read_by_kafka(tools: Tools, tmp_path: Path) -> None:
+    expected = asyncio.run(write_transactions(tmp_path / "data"))
+    directory = tmp_path / "data" / str(NAME)
+    indexes = sorted(map(str, directory.glob("*.txnindex")))
+    assert len(indexes) == 2
+    printed = tools.run(DUMP, "--files", ",".join(indexes))
+    entry = r"version: (\d+) producerId: (\d+) firstOffset: (\d+) lastOffset: (\d+) lastStableOffset: (\d+)"
+    assert [tuple(map(int, each)) for each in re.findall(entry, printed)] == [(0, *each) for each in expected]
+    (segment, *_) = sorted(map(str, directory.glob("*.log")))
+    printed = tools.run(DUMP, "--files", segment, "--print-data-log")
+    assert "endTxnMarker: ABORT coordinatorEpoch: 4" in printed
+    printed = tools.run(DUMP, "--files", sorted(map(str, directory.glob("*.snapshot")))[-1])
+    found = re.findall(r"producerId: (\d+) .*coordinatorEpoch: (-?\d+) currentTxnFirstOffset: (\S+)", printed)
+    assert found == [("9", "-1", "0"), ("7", "4", "None")]
+
+
+async def write_transactions(path: Path) -> list[AbortedTransaction]:
+    """Aborts transactions in two segments, while one of another producer is open."""
+    store = FileLogStore(OsDisk(), str(path), SystemClock())
+    await store.start()
+    log = await store.open(NAME, TOPIC_ID, TopicSettings(segment_bytes=1024))
+    await log.append([data(0, producer=9)])
+    expected = []
+    for sequence in range(2):
+        first = log.end_offset
+        await log.append([data(first, [b"v" * 800], sequence=sequence)])
+        await log.append([marker(first + 1, coordinator_epoch=4)])
+        expected.append(AbortedTransaction(7, first, first + 1, 0))
+    await store.close()
+    return expected
 
 
 def test_kafka_decodes_the_metadata_log(tools: Tools, written: Written) -> None:

@@ -87,7 +87,7 @@ class TransactionIndex:
         return b"".join(_ENTRY.pack(_VERSION, *aborted) for aborted in self)
 
     @classmethod
-    def from_bytes(cls, data: bytes, base_offset: int, next_offset: int) -> "TransactionIndex":
+    def from_bytes(cls, data: bytes, base_offset: int, next_offset: int | None = None) -> "TransactionIndex":
         """Parses the index of a segment with these offsets. Raises CorruptRecordError."""
         if len(data) % ABORTED_ENTRY_SIZE:
             raise CorruptRecordError(f"a transaction index of {len(data)} bytes has a partial entry")
@@ -97,7 +97,8 @@ class TransactionIndex:
             aborted = AbortedTransaction(*fields)
             if version != _VERSION:
                 raise CorruptRecordError(f"entries of version {version} in a transaction index are not known")
-            if not previous < aborted.last_offset < next_offset:
+            is_in_segment = next_offset is None or aborted.last_offset < next_offset
+            if not (previous < aborted.last_offset and is_in_segment):
                 raise CorruptRecordError(f"a transaction index has a marker at offset {aborted.last_offset}")
             if not 0 <= aborted.first_offset < aborted.last_offset or aborted.producer_id < 0:
                 raise CorruptRecordError(f"a transaction index has an invalid entry: {aborted}")

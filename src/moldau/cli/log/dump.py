@@ -23,6 +23,7 @@ from moldau.cli.log.files import (
 from moldau.errors import MoldauError
 from moldau.logs.leader_epochs import LeaderEpochCache
 from moldau.logs.producer_state import ProducerStateManager
+from moldau.logs.transaction_index import TransactionIndex
 from moldau.metadata import records as metadata_records
 from moldau.records import control_records as control
 from moldau.records.batch import NO_TIMESTAMP, Batch
@@ -41,7 +42,7 @@ def log_dump(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Maximum number of lines per file.")] = None,
 ) -> None:
-    """Print the contents of log files: batches, records, index entries, producers, leader epochs.
+    """Print the contents of log files: batches, records, indexes, producers, leader epochs.
 
     Read-only. It can run while the broker is running; the active segment may then end with an incomplete batch.
     """
@@ -70,6 +71,9 @@ def _lines(file: LogFile, with_records: bool) -> Iterator[Line]:
         case LogFileKind.TIME_INDEX:
             for timestamp, offset in read_entries(file.path, TIME_ENTRY):
                 yield {"is": "time index entry", "timestamp": timestamp, "offset": file.base_offset + offset}
+        case LogFileKind.TRANSACTION_INDEX:
+            for aborted in TransactionIndex.from_bytes(file.path.read_bytes(), file.base_offset):
+                yield {"is": "aborted transaction"} | aborted._asdict()
         case LogFileKind.PRODUCERS:
             yield from _producer_lines(file)
         case LogFileKind.EPOCHS:
@@ -131,6 +135,8 @@ def _producer_lines(file: LogFile) -> Iterator[Line]:
             "last_sequence": state.last_sequence,
             "last_offset": state.last_offset,
             "last_timestamp": state.last_timestamp_ms,
+            "coordinator_epoch": state.coordinator_epoch,
+            "transaction_first_offset": state.transaction_first_offset,
             "batches_remembered": len(state.batches),
         }
 
@@ -178,13 +184,19 @@ def _format_text(line: Line) -> str:
             return f"offset {line['offset']} at position {line['position']}"
         case "time index entry":
             return f"{_format_time(line['timestamp'])} up to offset {line['offset']}"
+        case "aborted transaction":
+            return (
+                f"producer {line['producer_id']}, offsets {line['first_offset']}..{line['last_offset']}, "
+                f"last stable offset {line['last_stable_offset']}"
+            )
         case "leader epoch":
             return f"epoch {line['epoch']} from offset {line['start_offset']}"
         case _:
+            first_offset = line["transaction_first_offset"]
             return (
                 f"producer {line['producer_id']} epoch {line['producer_epoch']}: last sequence "
                 f"{line['last_sequence']} at offset {line['last_offset']}, {_format_time(line['last_timestamp'])}"
-            )
+            ) + ("" if first_offset is None else f", transaction since offset {first_offset}")
 
 
 def _format_batch(line: Line) -> str:

@@ -17,6 +17,7 @@ from moldau.logs.files.file_names import (
     OFFSET_INDEX_SUFFIX,
     SNAPSHOT_SUFFIX,
     TIME_INDEX_SUFFIX,
+    TRANSACTION_INDEX_SUFFIX,
 )
 from moldau.raft.messages import SnapshotId
 from moldau.records.batch import HEADER_SIZE, LOG_OVERHEAD, MAGIC_POSITION, Batch
@@ -40,6 +41,7 @@ class LogFileKind(enum.Enum):
     METADATA_SNAPSHOT = "metadata snapshot"
     OFFSET_INDEX = "offset index"
     TIME_INDEX = "time index"
+    TRANSACTION_INDEX = "transaction index"
     PRODUCERS = "producer snapshot"
     EPOCHS = "leader epochs"
 
@@ -86,6 +88,7 @@ def kind_of(path: Path) -> LogFileKind | None:
         kinds = {
             OFFSET_INDEX_SUFFIX: LogFileKind.OFFSET_INDEX,
             TIME_INDEX_SUFFIX: LogFileKind.TIME_INDEX,
+            TRANSACTION_INDEX_SUFFIX: LogFileKind.TRANSACTION_INDEX,
             SNAPSHOT_SUFFIX: LogFileKind.PRODUCERS,
         }
         return kinds.get(path.suffix)
@@ -110,8 +113,8 @@ def find_log_files(paths: Iterable[Path]) -> list[LogFile]:
                 )
             if (kind := kind_of(path)) is None:
                 raise typer.BadParameter(
-                    f"{path} is not a log file. Log files are 00000000000000000000.log, .index, .timeindex and "
-                    f".snapshot, 00000000000000000000-0000000000.checkpoint and {LEADER_EPOCH_CHECKPOINT}."
+                    f"{path} is not a log file. Log files are 00000000000000000000.log, .index, .timeindex, .txnindex "
+                    f"and .snapshot, 00000000000000000000-0000000000.checkpoint and {LEADER_EPOCH_CHECKPOINT}."
                 )
             files = [LogFile(path, kind)]
         log_files += files

@@ -25,6 +25,7 @@ from moldau.cli.log.files import (
 from moldau.errors import CorruptRecordError, MoldauError
 from moldau.logs.leader_epochs import NO_EPOCH, LeaderEpochCache
 from moldau.logs.producer_state import ProducerStateManager
+from moldau.logs.transaction_index import TransactionIndex
 from moldau.metadata import records as metadata_records
 from moldau.raft import snapshot_format
 from moldau.records import control_records as control
@@ -45,6 +46,7 @@ HINTS = {
     ),
     LogFileKind.OFFSET_INDEX: "Stop the node and delete the index: it is rebuilt at the next start.",
     LogFileKind.TIME_INDEX: "Stop the node and delete the time index: it is rebuilt at the next start.",
+    LogFileKind.TRANSACTION_INDEX: "Restart the node: the index is rebuilt when the log is opened.",
     LogFileKind.PRODUCERS: "Stop the node and delete the snapshot: it is rebuilt from the log at the next start.",
     LogFileKind.EPOCHS: "Stop the node and delete the checkpoint: it is rebuilt from the log at the next start.",
 }
@@ -97,6 +99,7 @@ class DirectoryVerifier:
             LogFileKind.METADATA_SNAPSHOT: self._check_snapshot,
             LogFileKind.OFFSET_INDEX: self._check_offset_index,
             LogFileKind.TIME_INDEX: self._check_time_index,
+            LogFileKind.TRANSACTION_INDEX: self._check_transaction_index,
             LogFileKind.PRODUCERS: self._check_producers,
         }
         order = list(checks)
@@ -209,6 +212,16 @@ class DirectoryVerifier:
             elif segment.max_timestamps[index] != timestamp:
                 largest = segment.max_timestamps[index]
                 yield f"the maximum timestamp up to offset {offset} is {largest}, not {timestamp}"
+
+    def _check_transaction_index(self, file: LogFile) -> Iterator[str]:
+        segment = self._segment_of(file)
+        if segment is None:
+            yield f"its segment {file.log.name} does not exist"
+        for aborted in TransactionIndex.from_bytes(file.path.read_bytes(), file.base_offset):
+            offsets = () if segment is None else segment.base_offsets
+            index = bisect_left(offsets, aborted.last_offset)
+            if segment is not None and (index == len(offsets) or offsets[index] != aborted.last_offset):
+                yield f"there is no marker at offset {aborted.last_offset} of an aborted transaction"
 
     def _check_producers(self, file: LogFile) -> Iterator[str]:
         producers = ProducerStateManager()

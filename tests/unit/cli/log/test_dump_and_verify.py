@@ -192,6 +192,17 @@ def test_a_time_index_beyond_the_segment_is_found(partition: Path) -> None:
     assert "offset 36" in output
 
 
+def test_transaction_indexes_are_printed_and_checked(partition: Path) -> None:
+    path = partition / f"{SECOND}.txnindex"
+    path.write_bytes(struct.pack(">hqqqq", 0, 5, 2, 8, 9))
+    assert "producer 5, offsets 2..8, last stable offset 9" in run("dump", path).output
+    assert run("verify", partition).exit_code == 0
+    path.write_bytes(struct.pack(">hqqqq", 0, 5, 2, 7, 9))
+    assert "there is no marker at offset 7" in run("verify", partition).output
+    path.write_bytes(path.read_bytes()[:-1])
+    assert "has a partial entry" in run("verify", partition).output
+
+
 def test_a_damaged_producer_snapshot_is_found(partition: Path) -> None:
     assert "checksum of a producer snapshot" in damage_of(partition, f"{SECOND}.snapshot", 20, b"\x55")
 
