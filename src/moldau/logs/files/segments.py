@@ -195,12 +195,12 @@ class LogSegments:
         last = records.parts[-1]
         assert isinstance(last, FileSlice)
         end = last.position + last.size
-        end_offset = below
         for segment in self._segments:
             if segment.file is last.file:
                 following = next(scan_headers(segment.file, end, segment.size), None)
-                end_offset = segment.next_offset if following is None else following.base_offset
-        return min(below, end_offset)
+                end_offset: int = segment.next_offset if following is None else following.base_offset
+                return min(below, end_offset)
+        return below
 
     def in_range(self, start_offset: int, below: int) -> list[LogSegment]:
         """Returns the segments with offsets from `start_offset` on and before `below`."""
