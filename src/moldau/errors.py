@@ -112,6 +112,10 @@ class TransactionAbortableError(MoldauError):
     """The partition is not in the transaction. The producer can only abort."""
 
 
+class UnstableOffsetCommitError(MoldauError):
+    """A transaction that has not ended commits an offset of this partition. Clients retry."""
+
+
 class OperationNotAttemptedError(MoldauError):
     """A partition that was not added to a transaction, because another partition of the request is invalid."""
 

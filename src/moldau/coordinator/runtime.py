@@ -15,6 +15,7 @@ from moldau.errors import MoldauError
 R = TypeVar("R")
 R_contra = TypeVar("R_contra", contravariant=True)
 S = TypeVar("S", bound="CoordinatorState[Any]")
+S_contra = TypeVar("S_contra", contravariant=True)
 T = TypeVar("T")
 
 
@@ -35,10 +36,31 @@ class CoordinatorLog(Protocol[R_contra]):
         """Appends either all records, as one batch, or none of them. Returns the end offset."""
 
 
+class OperationWrite(Protocol[S_contra, R_contra]):
+    """How the records of an operation are written and applied, if not by `CoordinatorLog` and `CoordinatorState`."""
+
+    async def append(self, records: Sequence[R_contra]) -> int:
+        """Appends all records or none of them. Returns the end offset."""
+
+    def apply(self, state: S_contra, records: Sequence[R_contra], end_offset: int) -> None:
+        """Applies the records, which were appended."""
+
+
 class _QueuedOperation(NamedTuple):
     operation: Callable[[Any], CoordinatorResult[Any, Any]]
     future: asyncio.Future[Any]
+    write: OperationWrite[Any, Any]
     update: Callable[[Any], None] | None = None
+
+
+class _PlainWrite:
+    """Writes records as one batch outside of any transaction."""
+
+    def __init__(self, log: CoordinatorLog[Any]) -> None:
+        self.append = log.append
+
+    def apply(self, state: CoordinatorState[Any], records: Sequence[Any], end_offset: int) -> None:
+        state.apply(records, end_offset)
 
 
 class _ParkedResponse(NamedTuple):
@@ -68,7 +90,7 @@ class CoordinatorRuntime(Generic[S, R]):
         `on_failure` is called if appended records could not be applied. The state is then unloaded, and loading it
         again would fail in the same way.
         """
-        self._log = log
+        self._plain_write = _PlainWrite(log)
         self._not_loaded_error = not_loaded_error
         self._on_applied = on_applied
         self._on_failure = on_failure
@@ -131,14 +153,18 @@ class CoordinatorRuntime(Generic[S, R]):
         return await self.schedule(operation, update=update)
 
     def schedule(
-        self, operation: Callable[[S], CoordinatorResult[R, T]], *, update: Callable[[S], None] | None = None
+        self,
+        operation: Callable[[S], CoordinatorResult[R, T]],
+        *,
+        update: Callable[[S], None] | None = None,
+        write: OperationWrite[S, R] | None = None,
     ) -> "asyncio.Future[T]":
         """Queues an operation and returns the future of its response. Raises an error only if no state is loaded."""
         if self._state is None:
             raise self._not_loaded_error()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        self._queue.append(_QueuedOperation(operation, future, update))
+        self._queue.append(_QueuedOperation(operation, future, write or self._plain_write, update))
         if self._task is None:
             # Use a separate task, because a cancelled caller must not leave records that are appended but not applied.
             self._task = loop.create_task(self._run())
@@ -181,14 +207,14 @@ class CoordinatorRuntime(Generic[S, R]):
             return
         if result.records:
             try:
-                end_offset = await self._log.append(result.records)
+                end_offset = await queued.write.append(result.records)
             except Exception as error:
                 _fail(queued.future, error)
                 return
             if self._load_count != load_count:
                 return
             assert end_offset > self._last_written_offset, "an append moves the end offset"
-            state.apply(result.records, end_offset)
+            queued.write.apply(state, result.records, end_offset)
             self._last_written_offset = end_offset
             if self._on_applied is not None:
                 self._on_applied()

@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from moldau.coordinator.result import CompletedRequest, CoordinatorResult, Now, RequestId
-from moldau.coordinator.runtime import CoordinatorRuntime, CoordinatorState
-from moldau.coordinator.state_partition import PartitionWriter, RecordSerde, load
+from moldau.coordinator.runtime import CoordinatorRuntime, CoordinatorState, OperationWrite
+from moldau.coordinator.state_partition import BatchReplay, PartitionWriter, RecordSerde, load, replay_plain_batch
 from moldau.errors import (
     CoordinatorLoadInProgressError,
     CoordinatorNotAvailableError,
@@ -99,12 +99,14 @@ class ShardDriver(Generic[S, R]):
         *,
         contents: str,
         commit_timeout_ms: int,
+        replay: BatchReplay[S, R] = replay_plain_batch,
         on_activated: Callable[[], None] | None = None,
         on_unloaded: Callable[[], None] | None = None,
         on_high_watermark: Callable[[int], None] | None = None,
         on_tick: Callable[[], None] | None = None,
     ) -> None:
-        """`contents` says in log lines what the shard has, for example "groups".
+        """`contents` says in log lines what the shard has, for example "groups". `replay` applies a batch of the log
+        while the shard is loaded.
 
         `on_activated` is called when the shard starts to serve requests, and `on_unloaded` when it has stopped.
         `on_high_watermark` is called on activation, whenever the high watermark advances, and whenever records are
@@ -119,12 +121,14 @@ class ShardDriver(Generic[S, R]):
         self._clock = clock
         self._contents = contents
         self._commit_timeout_ms = commit_timeout_ms
+        self._replay = replay
         self._on_activated = on_activated
         self._on_unloaded = on_unloaded
         self._on_high_watermark = on_high_watermark
         self._on_tick = on_tick
+        self.writer = PartitionWriter(partition, self.leader_epoch, serde, clock)
         self._runtime: CoordinatorRuntime[S, R] = CoordinatorRuntime(
-            PartitionWriter(partition, self.leader_epoch, serde, clock),
+            self.writer,
             not_loaded_error=self._unavailable_error,
             # The high watermark can pass records before they are applied.
             on_applied=None if on_high_watermark is None else lambda: on_high_watermark(partition.high_watermark),
@@ -165,7 +169,9 @@ class ShardDriver(Generic[S, R]):
         shard is unloaded.
         """
         try:
-            end_offset = await load(self.partition, self.leader_epoch, shard, self._serde, bytes_per_read, load_lock)
+            end_offset = await load(
+                self.partition, self.leader_epoch, shard, self._serde, bytes_per_read, load_lock, self._replay
+            )
         except Exception as error:
             if self.is_loading:
                 self._on_load_failed(error)
@@ -259,11 +265,16 @@ class ShardDriver(Generic[S, R]):
     # Operations
 
     def submit(
-        self, operation: WriteOperation[S, R], *, too_large_error: type[MoldauError] = MoldauError
+        self,
+        operation: WriteOperation[S, R],
+        *,
+        too_large_error: type[MoldauError] = MoldauError,
+        write: OperationWrite[S, R] | None = None,
     ) -> "asyncio.Future[Any]":
         """Submits the operation of a request. Raises an error if the shard is not loaded or the broker has no lease.
 
-        `too_large_error` is the error of a request whose records do not fit into one batch.
+        `too_large_error` is the error of a request whose records do not fit into one batch. `write` writes the records
+        in another way than as one plain batch.
         """
         if not self.partition.has_lease:
             raise self._lease_expired_error()
@@ -278,7 +289,10 @@ class ShardDriver(Generic[S, R]):
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._pending_responses[request_id] = future
         self._start(
-            lambda shard: operation(shard, self._now(), request_id), request_id, too_large_error=too_large_error
+            lambda shard: operation(shard, self._now(), request_id),
+            request_id,
+            too_large_error=too_large_error,
+            write=write,
         )
         return future
 
@@ -299,6 +313,7 @@ class ShardDriver(Generic[S, R]):
         *,
         too_large_error: type[MoldauError] = MoldauError,
         on_committed: Callable[[], None] | None = None,
+        write: OperationWrite[S, R] | None = None,
     ) -> None:
         deadline_ms = self._clock.monotonic_ms() + self._commit_timeout_ms
         pending = _PendingOperation(request_id, deadline_ms, too_large_error, on_committed)
@@ -313,7 +328,8 @@ class ShardDriver(Generic[S, R]):
             return result
 
         self._pending_operations.append(pending)
-        self._runtime.schedule(run).add_done_callback(lambda future: self._on_operation_done(pending, future))
+        future = self._runtime.schedule(run, write=write)
+        future.add_done_callback(lambda future: self._on_operation_done(pending, future))
         self._arm_timer()
 
     def _on_operation_done(self, operation: _PendingOperation, future: "asyncio.Future[Any]") -> None:

@@ -86,6 +86,13 @@ class ShardManager(Generic[H]):
             raise NotCoordinatorError(f"this node does not coordinate {key!r}")
         return shard
 
+    def shard_of_partition(self, index: int) -> H:
+        """Returns the shard of a partition of the state topic. Raises NotCoordinatorError."""
+        shard = self._shards.get(index)
+        if shard is None:
+            raise NotCoordinatorError(f"this node does not coordinate the {self._contents} of {self._topic}-{index}")
+        return shard
+
     @property
     def unexpected_errors(self) -> int:
         """The number of background operations that failed with an unexpected exception."""

@@ -1,7 +1,7 @@
 """Loading of a coordinator's state from its partition, and appends to this partition."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Generic, Protocol, TypeVar
 
@@ -11,12 +11,19 @@ from moldau.partitions.partition import Partition
 from moldau.platform.clock import Clock
 from moldau.records.batch import Batch, split
 from moldau.records.batch_builder import build_batch
+from moldau.records.control_records import EndTransaction
+from moldau.records.control_records import decode as decode_control_record
 from moldau.records.record import Record, iterate_records
 
 RECORDS_PER_YIELD = 200
 """The number of records that are applied before loading yields to the event loop."""
 
 R = TypeVar("R")
+R_contra = TypeVar("R_contra", contravariant=True)
+S = TypeVar("S")
+
+BatchReplay = Callable[[S, Batch, Sequence[R]], None]
+"""Applies a batch of the log, with its decoded records, to the state. A control batch has no decoded records."""
 
 
 class RecordSerde(Protocol[R]):
@@ -29,13 +36,43 @@ class RecordSerde(Protocol[R]):
         """Decodes a record. Returns None if the record type is ignored. Raises CorruptRecordError."""
 
 
+class TransactionalState(CoordinatorState[R_contra], Protocol[R_contra]):
+    """A state whose log also has records of transactions. They take effect when the transaction is committed."""
+
+    def apply_transactional(self, producer_id: int, records: Sequence[R_contra], end_offset: int) -> None:
+        """Applies records of a producer's open transaction. `end_offset` is the offset after the last of them."""
+
+    def end_transaction(self, producer_id: int, *, commit: bool) -> None:
+        """Commits or aborts the open transaction of a producer, if it has one."""
+
+
+def replay_plain_batch(state: CoordinatorState[R], batch: Batch, records: Sequence[R]) -> None:
+    """Applies a batch of a log without transactions."""
+    state.apply(records, batch.next_offset)
+
+
+def replay_batch(state: TransactionalState[R], batch: Batch, records: Sequence[R]) -> None:
+    """Applies a batch of a log with transactions: plain records, records of a transaction, or a marker."""
+    if batch.is_control:
+        # Compaction removes the record of a marker when the transaction has no other records left.
+        for record in iterate_records(batch):
+            control = decode_control_record(record)
+            if isinstance(control, EndTransaction):
+                state.end_transaction(batch.producer_id, commit=control.commit)
+    elif batch.is_transactional:
+        state.apply_transactional(batch.producer_id, records, batch.next_offset)
+    else:
+        state.apply(records, batch.next_offset)
+
+
 async def load(
     partition: Partition,
     leader_epoch: int,
-    state: CoordinatorState[R],
+    state: S,
     serde: RecordSerde[R],
     bytes_per_read: int,
     load_lock: AbstractAsyncContextManager[object],
+    replay: BatchReplay[S, R],
 ) -> int:
     """Waits until the log is committed, then applies the log to the state while holding `load_lock`.
 
@@ -58,7 +95,7 @@ async def load(
             start_offset = offset
             for batch in split(data, allow_partial=True):
                 records = _decode_batch(batch, serde)
-                state.apply(records, batch.next_offset)
+                replay(state, batch, records)
                 offset = batch.next_offset
                 applied += len(records)
                 if applied >= RECORDS_PER_YIELD:
@@ -94,12 +131,27 @@ class PartitionWriter(Generic[R]):
         self._clock = clock
 
     async def append(self, records: Sequence[R]) -> int:
-        now_ms = self._clock.wall_ms()
-        encoded = [Record(timestamp=now_ms, key=key, value=value) for key, value in map(self._serde.encode, records)]
         appended = await self._partition.append(
-            self._build_batches(encoded), acks_all=True, current_leader_epoch=self._leader_epoch
+            self._build_batches(self._encode(records)), acks_all=True, current_leader_epoch=self._leader_epoch
         )
         return appended.next_offset
+
+    async def append_transactional(self, records: Sequence[R], producer_id: int, producer_epoch: int) -> int:
+        """Appends records as a part of a producer's transaction.
+
+        The batch has no sequence, because the producer numbers only the batches that it sends itself.
+        """
+        data = build_batch(
+            self._encode(records), producer_id=producer_id, producer_epoch=producer_epoch, transactional=True
+        )
+        if len(data) > self._partition.log.settings.max_message_bytes:
+            raise self._too_large_error(data)
+        appended = await self._partition.append([Batch(data)], acks_all=True, current_leader_epoch=self._leader_epoch)
+        return appended.next_offset
+
+    def _encode(self, records: Sequence[R]) -> list[Record]:
+        now_ms = self._clock.wall_ms()
+        return [Record(timestamp=now_ms, key=key, value=value) for key, value in map(self._serde.encode, records)]
 
     def _build_batches(self, records: Sequence[Record]) -> list[Batch]:
         data = build_batch(records)
@@ -107,6 +159,9 @@ class PartitionWriter(Generic[R]):
             return [Batch(data)]
         # Only tombstones can be split into several batches, because each is valid alone. Other changes must be atomic.
         if len(records) == 1 or any(record.value is not None for record in records):
-            raise RecordTooLargeError(f"batch of {len(data)} bytes is too large for {self._partition.name}")
+            raise self._too_large_error(data)
         middle = len(records) // 2
         return self._build_batches(records[:middle]) + self._build_batches(records[middle:])
+
+    def _too_large_error(self, data: bytes) -> RecordTooLargeError:
+        return RecordTooLargeError(f"batch of {len(data)} bytes is too large for {self._partition.name}")

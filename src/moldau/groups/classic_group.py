@@ -158,6 +158,18 @@ class ClassicGroup:
             raise RebalanceInProgressError("the member has not synced yet")
         self._reschedule_heartbeat(now, member)
 
+    def validate_transactional_offset_commit(self, identity: MemberIdentity) -> None:
+        """Raises an error if the sender may not commit in a transaction.
+
+        As in Kafka, old producers send no member and may always commit, a commit is valid during a rebalance, and it
+        does not extend the member's session.
+        """
+        has_member = identity.member_id != UNKNOWN_MEMBER_ID or identity.instance_id is not None
+        if identity.generation < 0 and (self.metadata.is_empty or not has_member):
+            return
+        self._members.require(identity.member_id, identity.instance_id)
+        self.metadata.check_generation(identity.generation)
+
     # Joining
 
     def _accepts_joining_member(self, request: JoinRequest) -> bool:

@@ -7,24 +7,29 @@ A method returns its response when the records on which the response depends are
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from moldau.coordinator import CoordinatorResult
 from moldau.coordinator.java_hash import partition_for
+from moldau.coordinator.result import CompletedRequest
+from moldau.coordinator.runtime import OperationWrite
 from moldau.coordinator.shard_driver import WriteOperation
 from moldau.coordinator.shard_manager import ShardManager
 from moldau.coordinator.state_topic import StateTopic, TopicCreator
 from moldau.errors import (
     CoordinatorLoadInProgressError,
+    CoordinatorNotAvailableError,
     InvalidCommitOffsetSizeError,
     InvalidGroupIdError,
     MoldauError,
     NotCoordinatorError,
+    NotLeaderOrFollowerError,
     RecordTooLargeError,
 )
 from moldau.groups.group_shard import GroupShard
 from moldau.groups.offsets_topic import OFFSETS_TOPIC, new_offsets_topic
-from moldau.groups.records import GroupRecord
 from moldau.groups.requests import (
+    EMPTY_RESPONSE,
     CommitRequest,
     EmptyResponse,
     GroupDescription,
@@ -40,8 +45,10 @@ from moldau.groups.requests import (
     SyncResponse,
     TopicKey,
     TopicPartition,
+    TransactionalCommitRequest,
 )
 from moldau.groups.shard import GroupCoordinatorShard
+from moldau.groups.transactional_writes import MarkerWrite, TransactionalWrite
 from moldau.metadata.image import MetadataDelta, MetadataImage, PartitionRegistration, TopicImage
 from moldau.metadata.loader import MetadataLoader
 from moldau.observe.logging import get_logger
@@ -49,6 +56,7 @@ from moldau.partitions.partition import Partition
 from moldau.partitions.replica_manager import ReplicaManager
 from moldau.platform.clock import Clock
 from moldau.settings.effective import EffectiveSettings
+from moldau.transactions.marker_writer import EndTransactionMarker
 
 log = get_logger(__name__)
 
@@ -208,9 +216,26 @@ class GroupCoordinator:
             too_large_error=InvalidCommitOffsetSizeError,
         )
 
-    async def fetch_offsets(self, group_id: str, partitions: Sequence[TopicPartition] | None) -> PartitionOffsets:
+    async def commit_transactional(self, request: TransactionalCommitRequest) -> PartitionErrors:
+        """Commits offsets in a transaction. They stay pending until the transaction ends."""
+        group_id = request.identity.group_id
+        _check_group_id(group_id)
+        shard = self._shard(group_id)
         return await _submit(
-            self._shard(group_id), dict, lambda shard, now, id_: shard.fetch_offsets(group_id, partitions, id_)
+            shard,
+            dict,
+            lambda state, now, id_: state.commit_transactional(now, request, id_),
+            too_large_error=InvalidCommitOffsetSizeError,
+            write=TransactionalWrite(shard.driver.writer, request.producer_id, request.producer_epoch),
+        )
+
+    async def fetch_offsets(
+        self, group_id: str, partitions: Sequence[TopicPartition] | None, *, require_stable: bool = False
+    ) -> PartitionOffsets:
+        return await _submit(
+            self._shard(group_id),
+            dict,
+            lambda shard, now, id_: shard.fetch_offsets(group_id, partitions, id_, require_stable=require_stable),
         )
 
     async def delete_offsets(self, group_id: str, partitions: Sequence[TopicPartition]) -> PartitionErrors:
@@ -218,6 +243,26 @@ class GroupCoordinator:
         return await _submit(
             self._shard(group_id), dict, lambda shard, now, id_: shard.delete_offsets(group_id, partitions, id_)
         )
+
+    # Transactions
+
+    async def append_marker(self, partition: Partition, marker: EndTransactionMarker) -> None:
+        """Appends a marker to a partition of `__consumer_offsets`, and applies or drops the pending offsets of the
+        transaction. Returns when the marker is committed.
+
+        Markers go through the shard, so that it applies them in the order of the log. Raises NotLeaderOrFollowerError
+        while the shard cannot write, after which the transaction coordinator tries again.
+        """
+        try:
+            shard = self._shards.shard_of_partition(partition.name.partition)
+            await _submit(
+                shard,
+                EmptyResponse,
+                lambda state, now, id_: CoordinatorResult((marker,), [CompletedRequest(id_, EMPTY_RESPONSE)]),
+                write=MarkerWrite(shard.driver.partition, shard.driver.leader_epoch),
+            )
+        except (CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NotCoordinatorError) as error:
+            raise NotLeaderOrFollowerError(str(error)) from error
 
     # Descriptions and deletion
 
@@ -254,10 +299,11 @@ def _check_group_id(group_id: str) -> None:
 async def _submit(
     shard: GroupShard,
     kind: type[T],
-    operation: WriteOperation[GroupCoordinatorShard, GroupRecord],
+    operation: WriteOperation[GroupCoordinatorShard, Any],
     *,
     too_large_error: type[MoldauError] = MoldauError,
+    write: OperationWrite[GroupCoordinatorShard, Any] | None = None,
 ) -> T:
-    response = await shard.driver.submit(operation, too_large_error=too_large_error)
+    response = await shard.driver.submit(operation, too_large_error=too_large_error, write=write)
     assert isinstance(response, kind), f"expected {kind.__name__}, got {type(response).__name__}"
     return response

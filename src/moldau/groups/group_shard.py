@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from moldau.coordinator.result import Now
 from moldau.coordinator.shard_driver import ShardDriver
+from moldau.coordinator.state_partition import replay_batch
 from moldau.groups import formats
 from moldau.groups.records import GroupRecord
 from moldau.groups.requests import GroupResult, TopicKey
@@ -30,6 +31,7 @@ class GroupShard:
             clock,
             contents="groups",
             commit_timeout_ms=commit_timeout_ms,
+            replay=replay_batch,
             on_activated=self._on_activated,
         )
         self.deleted_topics: dict[TopicKey, int] = dict(deleted_topics or {})
@@ -56,7 +58,7 @@ class GroupShard:
             self.on_topics_deleted(
                 [
                     (name, topic_id)
-                    for name, topic_id in shard.offsets.topics()
+                    for name, topic_id in shard.topics()
                     if topic_id is not None and (name not in topics or topics[name].topic_id != topic_id)
                 ]
             )

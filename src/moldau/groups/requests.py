@@ -185,11 +185,21 @@ class CommitRequest:
     offsets: tuple[OffsetToCommit, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionalCommitRequest:
+    """Offsets to commit as a part of a producer's transaction."""
+
+    identity: MemberIdentity
+    offsets: tuple[OffsetToCommit, ...]
+    producer_id: int
+    producer_epoch: int
+
+
 PartitionErrors = dict[TopicPartition, MoldauError | None]
 """The response to a commit or deletion of offsets: for each partition, in request order, an error or None."""
 
-PartitionOffsets = dict[TopicPartition, CommittedOffset | None]
-"""Committed offsets in request order; sorted by topic and partition if the request was for all offsets."""
+PartitionOffsets = dict[TopicPartition, CommittedOffset | MoldauError | None]
+"""Committed offsets or errors, in request order; sorted by topic and partition if the request was for all offsets."""
 
 
 # Describing groups

@@ -1,19 +1,27 @@
 """All groups and committed offsets of one partition of `__consumer_offsets`, as a replicated state machine without I/O.
 
-Committed offsets change only in `apply`, and groups become Stable only in `apply`. The state of a rebalance in
-progress is only in memory.
+Committed and pending offsets change only when records or markers are applied, and groups become Stable only in `apply`.
+The state of a rebalance in progress is only in memory.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from itertools import chain
 
 from moldau.coordinator import CoordinatorResult
 from moldau.coordinator.result import CompletedRequest, Now, RequestId
-from moldau.errors import GroupIdNotFoundError, GroupSubscribedToTopicError, NonEmptyGroupError
+from moldau.errors import (
+    GroupIdNotFoundError,
+    GroupSubscribedToTopicError,
+    IllegalGenerationError,
+    NonEmptyGroupError,
+    UnstableOffsetCommitError,
+)
 from moldau.groups.classic_group_metadata import ClassicGroupMetadata
 from moldau.groups.committed_offsets import CommittedOffsets, OffsetExpirationCondition, build_commit_records
 from moldau.groups.group_registry import GroupRegistry
+from moldau.groups.pending_offsets import PendingOffsets
 from moldau.groups.records import GroupMetadataRecord, GroupRecord, OffsetCommitRecord
 from moldau.groups.requests import (
     EMPTY_RESPONSE,
@@ -24,6 +32,7 @@ from moldau.groups.requests import (
     PartitionOffsets,
     TopicKey,
     TopicPartition,
+    TransactionalCommitRequest,
 )
 from moldau.settings.broker import BrokerSettings
 from moldau.wire.consumer_protocol import PROTOCOL_TYPE
@@ -40,20 +49,47 @@ OFFSETS_PER_EXPIRATION_PASS = 1_000
 class GroupCoordinatorShard:
     def __init__(self, settings: BrokerSettings) -> None:
         self.offsets = CommittedOffsets()
-        self.groups = GroupRegistry(settings, self.offsets.has_any)
+        self.pending_offsets = PendingOffsets()
+        self.groups = GroupRegistry(settings, self._has_offsets)
         self._settings = settings
         self._groups_to_expire: deque[str] | None = None
         """Groups that the current expiration round has not checked yet; None between rounds."""
+
+    def _has_offsets(self, group_id: str) -> bool:
+        return self.offsets.has_any(group_id) or self.pending_offsets.has_any(group_id)
+
+    # Durable state
 
     def apply(self, records: Sequence[GroupRecord], end_offset: int) -> None:
         for record in records:
             if isinstance(record, GroupMetadataRecord):
                 self.groups.apply(record)
-                continue
-            if record.committed is not None:
-                # A client can commit without joining, which creates an empty group without a protocol type.
+            else:
+                self._apply_offset(record, end_offset)
+
+    def _apply_offset(self, record: OffsetCommitRecord, end_offset: int) -> None:
+        if record.committed is not None:
+            # A client can commit without joining, which creates an empty group without a protocol type.
+            self.groups.get_or_create(record.group_id)
+            if self.pending_offsets:
+                self.pending_offsets.supersede(record, end_offset)
+        elif self.pending_offsets:
+            self.pending_offsets.remove(record.group_id, (record.topic, record.partition))
+        self.offsets.apply(record)
+
+    def apply_transactional(self, producer_id: int, records: Sequence[GroupRecord], end_offset: int) -> None:
+        for record in records:
+            if isinstance(record, OffsetCommitRecord) and record.committed is not None:
                 self.groups.get_or_create(record.group_id)
-            self.offsets.apply(record)
+                self.pending_offsets.add(producer_id, record, end_offset)
+            else:
+                # Only offset commits wait for the end of the transaction, as in Kafka.
+                self.apply([record], end_offset)
+
+    def end_transaction(self, producer_id: int, *, commit: bool) -> None:
+        for pending in self.pending_offsets.end_transaction(producer_id):
+            if commit and not pending.is_superseded:
+                self._apply_offset(pending.record, pending.end_offset)
 
     def on_loaded(self, now: Now) -> GroupResult:
         return self.groups.on_loaded(now)
@@ -79,10 +115,32 @@ class GroupCoordinatorShard:
         )
         return CoordinatorResult(records, [CompletedRequest(request_id, errors)])
 
+    def commit_transactional(self, now: Now, request: TransactionalCommitRequest, request_id: RequestId) -> GroupResult:
+        """Commits offsets in a transaction. Raises IllegalGenerationError if a member commits to a group that does not
+        exist."""
+        identity = request.identity
+        group = self.groups.groups.get(identity.group_id)
+        if group is not None:
+            group.validate_transactional_offset_commit(identity)
+        elif identity.generation >= 0:
+            raise IllegalGenerationError(f"group {identity.group_id!r} does not exist")
+        records, errors = build_commit_records(
+            identity.group_id, request.offsets, now.wall_ms, self._settings.offset_metadata_max_bytes
+        )
+        return CoordinatorResult(records, [CompletedRequest(request_id, errors)])
+
     def fetch_offsets(
-        self, group_id: str, partitions: Sequence[TopicPartition] | None, request_id: RequestId
+        self,
+        group_id: str,
+        partitions: Sequence[TopicPartition] | None,
+        request_id: RequestId,
+        *,
+        require_stable: bool = False,
     ) -> GroupResult:
-        """Returns the offsets of `partitions`, or all offsets of the group if `partitions` is None."""
+        """Returns the offsets of `partitions`, or all offsets of the group if `partitions` is None.
+
+        With `require_stable`, partitions with pending offsets have UnstableOffsetCommitError instead.
+        """
         offsets: PartitionOffsets = {}
         exists = group_id in self.groups.groups
         if partitions is not None:
@@ -90,6 +148,9 @@ class GroupCoordinatorShard:
                 offsets[topic, partition] = self.offsets.get(group_id, topic, partition) if exists else None
         elif exists:
             offsets.update(sorted(self.offsets.offsets_of_group(group_id), key=lambda each: each[0]))
+        if require_stable and self.pending_offsets.has_any(group_id):
+            unstable = UnstableOffsetCommitError("a transaction that has not ended commits an offset of this partition")
+            offsets.update((each, unstable) for each in list(offsets) if self.pending_offsets.has(group_id, each))
         return CoordinatorResult((), [CompletedRequest(request_id, offsets)])
 
     def delete_offsets(self, group_id: str, partitions: Sequence[TopicPartition], request_id: RequestId) -> GroupResult:
@@ -106,7 +167,8 @@ class GroupCoordinatorShard:
         deleted = [
             partition
             for partition, error in errors.items()
-            if error is None and self.offsets.get(group_id, *partition) is not None
+            if error is None
+            and (self.offsets.get(group_id, *partition) is not None or self.pending_offsets.has(group_id, partition))
         ]
         return CoordinatorResult(_tombstones(group_id, deleted), [CompletedRequest(request_id, errors)])
 
@@ -115,7 +177,8 @@ class GroupCoordinatorShard:
     def delete_group(self, group_id: str, request_id: RequestId) -> GroupResult:
         if not self.groups.require(group_id).metadata.is_empty:
             raise NonEmptyGroupError(f"group {group_id!r} has members")
-        partitions = [partition for partition, _ in self.offsets.offsets_of_group(group_id)]
+        partitions = dict.fromkeys(partition for partition, _ in self.offsets.offsets_of_group(group_id))
+        partitions.update(dict.fromkeys(self.pending_offsets.partitions_of_group(group_id)))
         records = _tombstones(group_id, partitions, is_group_deleted=True)
         return CoordinatorResult(records, [CompletedRequest(request_id, EMPTY_RESPONSE)])
 
@@ -131,12 +194,19 @@ class GroupCoordinatorShard:
             # Keep offsets without a topic id that were committed after the topic's deletion, because they may belong to
             # a new topic of the same name.
             committed_until_ms = deleted_ms if key[1] is None else None
-            for group_id, partition in self.offsets.partitions_of_topic(key, committed_until_ms):
+            for group_id, partition in chain(
+                self.offsets.partitions_of_topic(key, committed_until_ms),
+                self.pending_offsets.partitions_of_topic(key, committed_until_ms),
+            ):
                 records += _tombstones(group_id, [(key[0], partition)])
                 remaining_bytes -= _tombstone_bytes(group_id)
                 if remaining_bytes <= 0:
                     return CoordinatorResult(records, ())
         return CoordinatorResult(records, ()) if records else None
+
+    def topics(self) -> Iterable[TopicKey]:
+        """Returns all topics with committed or pending offsets."""
+        return dict.fromkeys(chain(self.offsets.topics(), self.pending_offsets.topics()))
 
     def expire_offsets(self, now: Now) -> GroupResult | None:
         """Checks some groups: deletes their expired offsets, and deletes empty groups that have no offsets left.
@@ -160,7 +230,12 @@ class GroupCoordinatorShard:
             count_max = max(1, remaining_bytes // tombstone_bytes)
             expired, kept_count = self._expired_offsets(group.metadata, now, count_max)
             remaining_checks -= 1 + len(expired) + kept_count
-            is_group_deleted = not kept_count and group.metadata.is_empty and group.next_deadline_ms is None
+            is_group_deleted = (
+                not kept_count
+                and group.metadata.is_empty
+                and group.next_deadline_ms is None
+                and not self.pending_offsets.has_any(group.group_id)
+            )
             records += _tombstones(group.group_id, expired, is_group_deleted=is_group_deleted)
             if len(expired) == count_max and not is_group_deleted:
                 self._groups_to_expire.appendleft(group.group_id)
@@ -182,6 +257,7 @@ class GroupCoordinatorShard:
                 and condition.is_expired(committed, now.wall_ms)
                 and len(expired) < count_max
                 and not is_subscribed(topic)
+                and not self.pending_offsets.has(group.group_id, (topic, partition))
             ):
                 expired.append((topic, partition))
             else:

@@ -4,11 +4,12 @@ A deleted topic has no offsets. This is an error only if the request contains th
 are not returned for a new topic of the same name, even if the tombstones for these offsets are not written yet.
 
 Versions: 1 has error codes per partition, 2 also per group. Since 2, a null topic list means all offsets of the group.
-5 added the leader epoch, 6 the flexible encoding, 7 require_stable (all offsets are stable, because there are no
-transactions), 8 several groups per request, 9 the member id and epoch, 10 topic ids instead of names.
+5 added the leader epoch, 6 the flexible encoding, 7 require_stable (partitions whose offset is committed in an open
+transaction then have the error UNSTABLE_OFFSET_COMMIT), 8 several groups per request, 9 the member id and epoch, 10
+topic ids instead of names.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import NamedTuple
 from uuid import UUID
@@ -16,7 +17,7 @@ from uuid import UUID
 from moldau.error_codes import error_code
 from moldau.errors import MoldauError, UnknownTopicIdError
 from moldau.groups.records import CommittedOffset
-from moldau.groups.requests import TopicPartition
+from moldau.groups.requests import PartitionOffsets
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.partition_lookup import topic_name
 from moldau.wire.messages import (
@@ -45,7 +46,9 @@ async def offset_fetch(request: OffsetFetchRequest, session: RequestContext, bro
     version = session.api_version
     if version < BATCHED_GROUPS_VERSION:
         one = None if request.topics is None else [(each.name, None, each.partition_indexes) for each in request.topics]
-        code, topics = await _fetch_group(request.group_id or "", one, version, broker)
+        code, topics = await _fetch_group(
+            request.group_id or "", one, version, broker, require_stable=request.require_stable
+        )
         return {
             "error_code": code,
             "topics": [{"name": topic["name"] or "", "partitions": topic["partitions"]} for topic in topics],
@@ -56,23 +59,31 @@ async def offset_fetch(request: OffsetFetchRequest, session: RequestContext, bro
         requested = None
         if group.topics is not None:
             requested = [(each.name, each.topic_id, each.partition_indexes) for each in group.topics]
-        code, topics = await _fetch_group(group.group_id, requested, version, broker)
+        code, topics = await _fetch_group(
+            group.group_id, requested, version, broker, require_stable=request.require_stable
+        )
         groups.append({"group_id": group.group_id, "error_code": code, "topics": topics})
     return {"groups": groups}
 
 
 async def _fetch_group(
-    group_id: str, topics: Iterable[tuple[str | None, UUID | None, Sequence[int]]] | None, version: int, broker: Broker
+    group_id: str,
+    topics: Iterable[tuple[str | None, UUID | None, Sequence[int]]] | None,
+    version: int,
+    broker: Broker,
+    *,
+    require_stable: bool,
 ) -> tuple[int, list[OffsetFetchResponseTopics]]:
     """Returns the error code of a group and the offsets of its topics, or of all topics if `topics` is None."""
     requested = None if topics is None else _deduplicate(topics)
     named = [(topic, topic_name(broker, topic.name, topic.topic_id)) for topic in requested or ()]
     partitions = [(name, index) for topic, name in named if name is not None for index in topic.indexes]
     try:
-        fetched = await broker.groups.fetch_offsets(group_id, None if requested is None else partitions)
+        fetched = await broker.groups.fetch_offsets(
+            group_id, None if requested is None else partitions, require_stable=require_stable
+        )
     except MoldauError as error:
-        code = error_code(error)
-        return code, [_error_topic(topic, code) for topic in requested or ()] if version < 2 else []
+        return error_code(error), [_error_topic(topic, error) for topic in requested or ()] if version < 2 else []
     offsets = {
         each: committed for each, committed in fetched.items() if not _is_of_deleted_topic(each[0], committed, broker)
     }
@@ -89,11 +100,9 @@ def _deduplicate(topics: Iterable[tuple[str | None, UUID | None, Sequence[int]]]
     return list(distinct.values())
 
 
-def _topic(
-    topic: _RequestedTopic, name: str | None, offsets: Mapping[TopicPartition, CommittedOffset | None]
-) -> OffsetFetchResponseTopics:
+def _topic(topic: _RequestedTopic, name: str | None, offsets: PartitionOffsets) -> OffsetFetchResponseTopics:
     if name is None:
-        return _error_topic(topic, error_code(UnknownTopicIdError("no topic has this id")))
+        return _error_topic(topic, UnknownTopicIdError("no topic has this id"))
     return {
         "name": name,
         "topic_id": topic.topic_id,
@@ -101,14 +110,14 @@ def _topic(
     }
 
 
-def _is_of_deleted_topic(name: str, committed: CommittedOffset | None, broker: Broker) -> bool:
+def _is_of_deleted_topic(name: str, committed: CommittedOffset | MoldauError | None, broker: Broker) -> bool:
     topic = broker.metadata.image.topics.get(name)
-    return topic is not None and committed is not None and committed.topic_id not in (None, topic.topic_id)
+    if topic is None or not isinstance(committed, CommittedOffset):
+        return False
+    return committed.topic_id not in (None, topic.topic_id)
 
 
-def _all_topics(
-    offsets: Mapping[TopicPartition, CommittedOffset | None], version: int, broker: Broker
-) -> list[OffsetFetchResponseTopics]:
+def _all_topics(offsets: PartitionOffsets, version: int, broker: Broker) -> list[OffsetFetchResponseTopics]:
     topics: list[OffsetFetchResponseTopics] = []
     for name, committed_offsets in groupby(offsets.items(), key=lambda each: each[0][0]):
         topic = broker.metadata.image.topics.get(name)
@@ -121,8 +130,9 @@ def _all_topics(
     return topics
 
 
-def _partition(index: int, committed: CommittedOffset | None, code: int = 0) -> OffsetFetchResponsePartitions:
-    if committed is None:
+def _partition(index: int, committed: CommittedOffset | MoldauError | None) -> OffsetFetchResponsePartitions:
+    if not isinstance(committed, CommittedOffset):
+        code = error_code(committed)
         return {"partition_index": index, "committed_offset": NO_OFFSET, "metadata": "", "error_code": code}
     return {
         "partition_index": index,
@@ -132,9 +142,9 @@ def _partition(index: int, committed: CommittedOffset | None, code: int = 0) -> 
     }
 
 
-def _error_topic(topic: _RequestedTopic, code: int) -> OffsetFetchResponseTopics:
+def _error_topic(topic: _RequestedTopic, error: MoldauError) -> OffsetFetchResponseTopics:
     return {
         "name": topic.name,
         "topic_id": topic.topic_id,
-        "partitions": [_partition(index, None, code) for index in topic.indexes],
+        "partitions": [_partition(index, error) for index in topic.indexes],
     }

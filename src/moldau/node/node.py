@@ -258,7 +258,7 @@ class Node:
         producer_ids = ProducerIdManager(
             lambda: controller_channel.allocate_producer_ids(node_id, lifecycle.broker_epoch)
         )
-        marker_writer = MarkerWriter(replica_manager, append_marker)
+        marker_writer = MarkerWriter(replica_manager, append_marker, {OFFSETS_TOPIC: groups.append_marker})
         transactions = self._transactions = TransactionCoordinator(
             node_id,
             replica_manager,

@@ -352,7 +352,13 @@ class Partition:
         self.log.producers.end_verification(guard)
 
     async def append_marker(
-        self, producer_id: int, producer_epoch: int, marker: EndTransaction, transaction_version: int
+        self,
+        producer_id: int,
+        producer_epoch: int,
+        marker: EndTransaction,
+        transaction_version: int,
+        *,
+        current_leader_epoch: int = NO_EPOCH,
     ) -> LogAppendInfo:
         """Appends the end of a transaction as a control batch. Use `commit_future` to wait until it is committed.
 
@@ -363,7 +369,12 @@ class Partition:
         batch = build_batch(
             [record], producer_id=producer_id, producer_epoch=producer_epoch, transactional=True, control=True
         )
-        return await self.append([Batch(batch)], acks_all=True, transaction_version=transaction_version)
+        return await self.append(
+            [Batch(batch)],
+            acks_all=True,
+            current_leader_epoch=current_leader_epoch,
+            transaction_version=transaction_version,
+        )
 
     def _check_marker(self, leader: PartitionLeaderState, batch: Batch, transaction_version: int) -> None:
         producers = self.log.producers

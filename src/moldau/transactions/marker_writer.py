@@ -4,7 +4,7 @@ Markers come from the coordinator of a transaction, on this node or in a WriteTx
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from moldau.errors import MoldauError, RequestTimedOutError, UnknownTopicOrPartitionError
@@ -46,9 +46,16 @@ TransactionCoordinatorFencedError, after which it stops.
 
 
 class MarkerWriter:
-    def __init__(self, partitions: ReplicaManager, append_marker: AppendMarker) -> None:
+    def __init__(
+        self,
+        partitions: ReplicaManager,
+        append_marker: AppendMarker,
+        append_marker_by_topic: Mapping[str, AppendMarker] | None = None,
+    ) -> None:
+        """`append_marker_by_topic` has the topics whose partitions are written by a coordinator on this node."""
         self._partitions = partitions
         self._append_marker = append_marker
+        self._append_marker_by_topic = append_marker_by_topic or {}
 
     async def write(self, markers: Sequence[MarkersToWrite]) -> list[MarkerErrors]:
         """Writes all markers and waits until they are committed. Returns the error of each partition by marker."""
@@ -61,7 +68,7 @@ class MarkerWriter:
             partition = self._partitions.get(topic, index)
             if partition is None:
                 raise UnknownTopicOrPartitionError(f"this broker has no replica of {topic}-{index}")
-            await self._append_marker(partition, marker)
+            await self._append_marker_by_topic.get(topic, self._append_marker)(partition, marker)
         except MoldauError as error:
             return error
         return None

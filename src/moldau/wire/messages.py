@@ -59,6 +59,8 @@ ABSENT_FIELDS = {
         "transactions": None,
     },
     "write_txn_markers.WritableTxnMarker": {"transaction_version": 0},
+    "txn_offset_commit.TxnOffsetCommitRequest": {"generation_id": -1, "member_id": "", "group_instance_id": None},
+    "txn_offset_commit.TxnOffsetCommitRequestPartition": {"committed_leader_epoch": -1},
     "describe_configs.DescribeConfigsRequest": {"include_documentation": False},
     "elect_leaders.ElectLeadersRequest": {"election_type": None},
     "alter_partition_reassignments.AlterPartitionReassignmentsRequest": {"allow_replication_factor_change": True},

@@ -696,6 +696,38 @@ class WriteTxnMarkersResponseWritableTxnMarkerPartitionResult(TypedDict):
     partition_index: int
     error_code: NotRequired[int]
 
+class TxnOffsetCommitRequest:
+    transactional_id: str
+    group_id: str
+    producer_id: int
+    producer_epoch: int
+    topics: list[TxnOffsetCommitRequestTopic]
+    generation_id: int  # 3+
+    member_id: str  # 3+
+    group_instance_id: str | None  # 3+
+
+class TxnOffsetCommitRequestTopic:
+    name: str
+    partitions: list[TxnOffsetCommitRequestPartition]
+
+class TxnOffsetCommitRequestPartition:
+    partition_index: int
+    committed_offset: int
+    committed_metadata: str | None
+    committed_leader_epoch: int  # 2+
+
+class TxnOffsetCommitResponse(TypedDict):
+    throttle_time: NotRequired[int]
+    topics: NotRequired[Sequence[TxnOffsetCommitResponseTopic]]
+
+class TxnOffsetCommitResponseTopic(TypedDict):
+    name: str
+    partitions: NotRequired[Sequence[TxnOffsetCommitResponsePartition]]
+
+class TxnOffsetCommitResponsePartition(TypedDict):
+    partition_index: int
+    error_code: NotRequired[int]
+
 class DescribeAclsRequest:
     resource_type_filter: int
     resource_name_filter: str | None

@@ -1,0 +1,90 @@
+"""TxnOffsetCommit: stores the offsets that a group has consumed as a part of a producer's transaction.
+
+The offsets are pending until the transaction ends. Each partition is committed or rejected independently. A producer
+adds the partition of `__consumer_offsets` to its transaction before, with AddOffsetsToTxn.
+
+Versions: 2 added the leader epoch and the error COORDINATOR_LOAD_IN_PROGRESS, 3 the member of the group and the
+flexible encoding, 4 the error TRANSACTION_ABORTABLE, 5 TV2, in which this request adds the partition itself.
+"""
+
+from moldau.error_codes import error_code
+from moldau.errors import (
+    CoordinatorLoadInProgressError,
+    CoordinatorNotAvailableError,
+    MoldauError,
+    UnknownTopicOrPartitionError,
+)
+from moldau.groups.records import NO_EXPIRY
+from moldau.groups.requests import MemberIdentity, OffsetToCommit, PartitionErrors, TransactionalCommitRequest
+from moldau.metadata.image import TopicImage
+from moldau.server.api import Broker, RequestContext, handles
+from moldau.wire.messages import TxnOffsetCommitRequest, TxnOffsetCommitRequestPartition, TxnOffsetCommitResponse
+
+LOAD_IN_PROGRESS_VERSION = 2
+
+
+@handles(versions=(0, 5))
+async def txn_offset_commit(
+    request: TxnOffsetCommitRequest, session: RequestContext, broker: Broker
+) -> TxnOffsetCommitResponse:
+    image = broker.metadata.image
+    offsets = tuple(
+        _offset_to_commit(image.topics[topic.name], each)
+        for topic in request.topics
+        for each in topic.partitions
+        if image.partition(topic.name, each.partition_index) is not None
+    )
+    errors: PartitionErrors = {}
+    if offsets:
+        errors = await _commit(request, offsets, session.api_version, broker)
+    unknown = UnknownTopicOrPartitionError("there is no such partition")
+    return {
+        "topics": [
+            {
+                "name": topic.name,
+                "partitions": [
+                    {
+                        "partition_index": each.partition_index,
+                        "error_code": error_code(errors.get((topic.name, each.partition_index), unknown)),
+                    }
+                    for each in topic.partitions
+                ],
+            }
+            for topic in request.topics
+        ]
+    }
+
+
+def _offset_to_commit(topic: TopicImage, partition: TxnOffsetCommitRequestPartition) -> OffsetToCommit:
+    return OffsetToCommit(
+        topic=topic.name,
+        partition=partition.partition_index,
+        offset=partition.committed_offset,
+        leader_epoch=partition.committed_leader_epoch,
+        metadata=partition.committed_metadata,
+        expire_timestamp_ms=NO_EXPIRY,
+        topic_id=topic.topic_id,
+    )
+
+
+async def _commit(
+    request: TxnOffsetCommitRequest, offsets: tuple[OffsetToCommit, ...], version: int, broker: Broker
+) -> PartitionErrors:
+    commit = TransactionalCommitRequest(
+        identity=MemberIdentity(
+            group_id=request.group_id,
+            generation=request.generation_id,
+            member_id=request.member_id,
+            instance_id=request.group_instance_id,
+        ),
+        offsets=offsets,
+        producer_id=request.producer_id,
+        producer_epoch=request.producer_epoch,
+    )
+    try:
+        return await broker.groups.commit_transactional(commit)
+    except MoldauError as error:
+        if isinstance(error, CoordinatorLoadInProgressError) and version < LOAD_IN_PROGRESS_VERSION:
+            # Old producers fail on COORDINATOR_LOAD_IN_PROGRESS instead of retrying.
+            error = CoordinatorNotAvailableError(str(error))
+        return dict.fromkeys(((each.topic, each.partition) for each in offsets), error)
