@@ -5,7 +5,7 @@ A method returns its response when the records on which the response depends are
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -61,6 +61,9 @@ from moldau.transactions.marker_writer import EndTransactionMarker
 log = get_logger(__name__)
 
 T = TypeVar("T")
+
+VerifyTransaction = Callable[[Partition], Awaitable[None]]
+"""Checks with the transaction coordinator that a producer may write to this partition in its transaction."""
 
 
 class GroupCoordinator:
@@ -216,11 +219,17 @@ class GroupCoordinator:
             too_large_error=InvalidCommitOffsetSizeError,
         )
 
-    async def commit_transactional(self, request: TransactionalCommitRequest) -> PartitionErrors:
-        """Commits offsets in a transaction. They stay pending until the transaction ends."""
+    async def commit_transactional(
+        self, request: TransactionalCommitRequest, verify: VerifyTransaction
+    ) -> PartitionErrors:
+        """Commits offsets in a transaction. They stay pending until the transaction ends.
+
+        `verify` raises an error if the partition of the group is not in the transaction.
+        """
         group_id = request.identity.group_id
         _check_group_id(group_id)
         shard = self._shard(group_id)
+        await verify(shard.driver.partition)
         return await _submit(
             shard,
             dict,

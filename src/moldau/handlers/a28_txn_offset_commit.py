@@ -7,20 +7,29 @@ Versions: 2 added the leader epoch and the error COORDINATOR_LOAD_IN_PROGRESS, 3
 flexible encoding, 4 the error TRANSACTION_ABORTABLE, 5 TV2, in which this request adds the partition itself.
 """
 
+from functools import partial
+
 from moldau.error_codes import error_code
 from moldau.errors import (
     CoordinatorLoadInProgressError,
     CoordinatorNotAvailableError,
     MoldauError,
+    PeerUnreachableError,
     UnknownTopicOrPartitionError,
 )
 from moldau.groups.records import NO_EXPIRY
 from moldau.groups.requests import MemberIdentity, OffsetToCommit, PartitionErrors, TransactionalCommitRequest
 from moldau.metadata.image import TopicImage
+from moldau.partitions.partition import Partition
 from moldau.server.api import Broker, RequestContext, handles
+from moldau.transactions.requests import AddPartitionsRequest
+from moldau.transactions.transaction_metadata import TV0, TV2
+from moldau.transactions.verification import client_error
 from moldau.wire.messages import TxnOffsetCommitRequest, TxnOffsetCommitRequestPartition, TxnOffsetCommitResponse
 
 LOAD_IN_PROGRESS_VERSION = 2
+ABORTABLE_VERSION = 4
+TV2_VERSION = 5
 
 
 @handles(versions=(0, 5))
@@ -82,9 +91,26 @@ async def _commit(
         producer_epoch=request.producer_epoch,
     )
     try:
-        return await broker.groups.commit_transactional(commit)
+        return await broker.groups.commit_transactional(commit, partial(_verify, request, version, broker))
     except MoldauError as error:
         if isinstance(error, CoordinatorLoadInProgressError) and version < LOAD_IN_PROGRESS_VERSION:
             # Old producers fail on COORDINATOR_LOAD_IN_PROGRESS instead of retrying.
             error = CoordinatorNotAvailableError(str(error))
         return dict.fromkeys(((each.topic, each.partition) for each in offsets), error)
+
+
+async def _verify(request: TxnOffsetCommitRequest, version: int, broker: Broker, partition: Partition) -> None:
+    """Asks the transaction coordinator. With TV2 it adds the partition to the transaction."""
+    add = AddPartitionsRequest(
+        transactional_id=request.transactional_id,
+        producer_id=request.producer_id,
+        producer_epoch=request.producer_epoch,
+        partitions=frozenset({partition.name}),
+        client_version=TV2 if version >= TV2_VERSION else TV0,
+    )
+    error = (await broker.transaction_verifier.verify(add))[partition.name]
+    if isinstance(error, PeerUnreachableError):
+        # Producers retry after this error without looking up the group coordinator again.
+        raise CoordinatorLoadInProgressError(f"the transaction could not be verified: {error}")
+    if error is not None:
+        raise client_error(error, knows_abortable=version >= ABORTABLE_VERSION)

@@ -85,8 +85,11 @@ class ScriptedGroups:
         self._answer(request)
         return {(each.topic, each.partition): None for each in request.offsets} | (self.reply or {})
 
-    async def fetch_offsets(self, group_id: str, partitions: Sequence[TopicPartition] | None) -> Any:
+    async def fetch_offsets(
+        self, group_id: str, partitions: Sequence[TopicPartition] | None, *, require_stable: bool
+    ) -> Any:
         self._answer(group_id, partitions)
+        self.require_stable = require_stable
         known: dict[TopicPartition, CommittedOffset] = self.reply or {}
         return known if partitions is None else {each: known.get(each) for each in partitions}
 
