@@ -16,6 +16,7 @@ from java_clients import JavaClients, partitions_of, wait_until_shared
 
 from support.broker_process import BrokerProcess
 from support.topics import Topics, unique
+from support.transactional_offsets import TransactionalGroup
 from support.wire import WireClient, end_offset
 
 FORMATTERS = "org.apache.kafka.tools.consumer"
@@ -37,11 +38,14 @@ def partition_of(group: str) -> int:
     return min(number, 2**32 - number) % PARTITIONS
 
 
-def formatted(tools: Tools, node: Broker, group: str, formatter: str) -> list[dict[str, Any]]:
-    """Returns what a formatter prints about this group."""
+def formatted(
+    tools: Tools, node: Broker, group: str, formatter: str, *, messages: int | None = None
+) -> list[dict[str, Any]]:
+    """Returns what a formatter prints about this group. `messages` is the number of messages in its partition, if some
+    records are not messages."""
     partition = partition_of(group)
     with WireClient(node.bootstrap) as wire:
-        count = end_offset(wire, "__consumer_offsets", partition)
+        count = messages or end_offset(wire, "__consumer_offsets", partition)
     arguments = ["--bootstrap-server", node.bootstrap, "--topic", "__consumer_offsets"]
     arguments += ["--partition", str(partition), "--offset", "earliest", "--max-messages", str(count)]
     printed = tools.run(CONSUMER, *arguments, "--formatter", f"{FORMATTERS}.{formatter}")
@@ -138,3 +142,31 @@ def test_the_dump_tool_decodes_the_offsets_topic(tools: Tools, own_broker: Broke
     (member,) = states[-2]["members"]
     assert member["subscription"]["topics"] == [topic]
     assert member["assignment"]["assignedPartitions"] == [{"topic": topic, "partitions": [0, 1]}]
+
+
+def test_the_tools_read_offsets_of_transactions(tools: Tools, own_broker: Broker) -> None:
+    topic = Topics(own_broker.bootstrap).create(partitions=2)
+    with WireClient(own_broker.bootstrap) as wire:
+        group = TransactionalGroup(wire, topic)
+        producer = group.transaction.init()
+        group.commit(producer, {0: 5})
+        next_producer = group.end(producer, commit=True)
+        group.commit(next_producer, {1: 6})
+        last_producer = group.end(next_producer, commit=False)
+        printed = formatted(tools, own_broker, group.id, "OffsetsMessageFormatter", messages=2)
+        assert {(each["key"]["data"]["partition"], each["value"]["data"]["offset"]) for each in printed} == {
+            (0, 5),
+            (1, 6),
+        }
+    own_broker.stop()
+    logs = own_broker.data_dir if isinstance(own_broker, BrokerProcess) else own_broker.log_dir
+    segment = logs / f"__consumer_offsets-{partition_of(group.id)}" / "00000000000000000000.log"
+    dumped = tools.run(DUMP, "--files", str(segment), "--offsets-decoder")
+    assert "isvalid: false" not in dumped
+    batches = re.findall(r"producerId: (\d+) producerEpoch: (\d+) .*?isTransactional: (\w+) isControl: (\w+)", dumped)
+    by_producer = [(int(producer_id), int(epoch)) for producer_id, epoch, *_ in batches]
+    assert dict.fromkeys(by_producer) == dict.fromkeys([producer, next_producer, last_producer])
+    assert {transactional for _, _, transactional, _ in batches} == {"true"}
+    assert re.findall(r"endTxnMarker: (\w+)", dumped) == ["COMMIT", "ABORT"]
+    payloads = [json.loads(each) for each in re.findall(r"payload: (\{.*\})", dumped)]
+    assert {each["data"]["offset"] for each in payloads} == {5, 6}

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 from uuid import UUID
 
 from moldau.coordinator.result import Now
@@ -26,6 +26,7 @@ from moldau.groups.requests import (
     SyncResponse,
     TopicKey,
     TopicPartition,
+    TransactionalCommitRequest,
 )
 from moldau.groups.shard import GroupCoordinatorShard
 from moldau.settings.broker import BrokerSettings
@@ -40,12 +41,22 @@ WALL_MS = 1_700_000_000_000
 TOPIC_ID = UUID(int=7)
 
 
+class Batch(NamedTuple):
+    records: Sequence[GroupRecord]
+    end_offset: int
+    producer_id: int | None = None
+    """The producer of a transactional batch or marker."""
+    commit: bool | None = None
+    """The outcome of a marker; None for other batches."""
+
+
 @dataclass
 class ShardHarness:
     """A shard with its log; records are encoded and decoded on the way."""
 
     state: GroupCoordinatorShard = field(default_factory=lambda: GroupCoordinatorShard(LIMITS))
-    log: list[GroupRecord] = field(default_factory=list)
+    batches: list[Batch] = field(default_factory=list)
+    """The log."""
     now_ms: int = 1_000
     request_ids: int = 0
     responses: dict[int, GroupResponse | MoldauError] = field(default_factory=dict)
@@ -57,16 +68,34 @@ class ShardHarness:
     def now(self) -> Now:
         return Now(self.now_ms, WALL_MS + self.now_ms)
 
-    def submit(self, operation: Callable[[int], GroupResult]) -> int:
+    @property
+    def log(self) -> list[GroupRecord]:
+        """All records of the log, also those of transactions."""
+        return [record for batch in self.batches for record in batch.records]
+
+    @property
+    def end_offset(self) -> int:
+        return self.batches[-1].end_offset if self.batches else 0
+
+    def _append(self, batch: Batch) -> None:
+        self.batches.append(batch)
+        if batch.producer_id is None:
+            self.state.apply(batch.records, batch.end_offset)
+        elif batch.commit is None:
+            self.state.apply_transactional(batch.producer_id, batch.records, batch.end_offset)
+        else:
+            self.state.end_transaction(batch.producer_id, commit=batch.commit)
+
+    def submit(self, operation: Callable[[int], GroupResult], producer_id: int | None = None) -> int:
         """Runs the operation of a request; the responses of all requests that it completes are in `responses`."""
         self.request_ids += 1
         try:
-            self.run(operation(self.request_ids))
+            self.run(operation(self.request_ids), producer_id)
         except MoldauError as error:
             self.responses[self.request_ids] = error
         return self.request_ids
 
-    def run(self, result: GroupResult) -> Sequence[GroupRecord]:
+    def run(self, result: GroupResult, producer_id: int | None = None) -> Sequence[GroupRecord]:
         records = [read for key, value in map(encode, result.records) if (read := decode(key, value))]
         assert records == list(result.records)
         if records and self.fail_writes:
@@ -74,15 +103,16 @@ class ShardHarness:
                 self.responses[completed.request_id] = CoordinatorNotAvailableError("append failed")
             return []
         if records:
-            self.log += records
-            self.state.apply(records, len(self.log))
+            self._append(Batch(records, self.end_offset + len(records), producer_id))
         for request_id, reply in result.response:
             assert request_id not in self.responses, "completed twice"
             self.responses[request_id] = reply
         return records
 
-    def submit_and_wait(self, kind: type[R], operation: Callable[[int], GroupResult]) -> R:
-        reply = self.responses[self.submit(operation)]
+    def submit_and_wait(
+        self, kind: type[R], operation: Callable[[int], GroupResult], producer_id: int | None = None
+    ) -> R:
+        reply = self.responses[self.submit(operation, producer_id)]
         if isinstance(reply, MoldauError):
             raise reply
         assert isinstance(reply, kind)
@@ -111,8 +141,16 @@ class ShardHarness:
 
     def restarted(self) -> "ShardHarness":
         """Returns a harness with a new shard that loaded the same log."""
-        after = ShardHarness(log=list(self.log), now_ms=self.now_ms)
-        after.state.apply(after.log, len(after.log))
+        return self._restarted(self.batches)
+
+    def compacted(self) -> "ShardHarness":
+        """Returns a harness with a new shard that loaded the log after compaction."""
+        return self._restarted(compact(self.batches))
+
+    def _restarted(self, batches: Sequence[Batch]) -> "ShardHarness":
+        after = ShardHarness(now_ms=self.now_ms)
+        for batch in batches:
+            after._append(batch)
         after.run(after.state.groups.on_loaded(after.now))
         return after
 
@@ -183,10 +221,39 @@ class ShardHarness:
         request = CommitRequest(identity=identity, offsets=offsets or (offset("orders", 0, 7),))
         return self.submit_and_wait(dict, lambda request_id: self.state.commit(self.now, request, request_id))
 
+    def commit_transactional(
+        self, producer_id: int, identity: MemberIdentity, *offsets: OffsetToCommit
+    ) -> PartitionErrors:
+        request = TransactionalCommitRequest(
+            identity=identity,
+            offsets=offsets or (offset("orders", 0, 7),),
+            producer_id=producer_id,
+            producer_epoch=0,
+            client_version=2,
+        )
+        return self.submit_and_wait(
+            dict, lambda request_id: self.state.commit_transactional(self.now, request, request_id), producer_id
+        )
+
+    def end_transaction(self, producer_id: int, *, commit: bool) -> None:
+        self._append(Batch((), self.end_offset + 1, producer_id, commit))
+
     def fetch(
         self, group_id: str, partitions: Sequence[TopicPartition] | None = None
     ) -> dict[TopicPartition, CommittedOffset | None]:
         return self.submit_and_wait(dict, lambda request_id: self.state.fetch_offsets(group_id, partitions, request_id))
+
+    def fetch_stable(
+        self, group_id: str, partitions: Sequence[TopicPartition] | None = None
+    ) -> dict[TopicPartition, int | str | None]:
+        """Returns offsets, or the name of the error."""
+        reply = self.submit_and_wait(
+            dict, lambda request_id: self.state.fetch_offsets(group_id, partitions, request_id, require_stable=True)
+        )
+        return {
+            place: type(found).__name__ if isinstance(found, MoldauError) else found and found.offset
+            for place, found in reply.items()
+        }
 
     def committed(self, group_id: str = "g") -> dict[TopicPartition, int]:
         return {place: found.offset for place, found in self.fetch(group_id).items() if found is not None}
@@ -213,6 +280,38 @@ class ShardHarness:
     def listed(self, states: Sequence[str] = (), types: Sequence[str] = ()) -> list[str]:
         reply = self.submit_and_wait(tuple, lambda request_id: self.state.groups.list_groups(states, types, request_id))
         return [group.group_id for group in reply]
+
+
+def compact(batches: Sequence[Batch]) -> list[Batch]:
+    """Compacts a log as Kafka does: up to the first open transaction, without aborted records and old tombstones.
+
+    A marker stays while its transaction has records.
+    """
+    open_batches: dict[int, list[int]] = {}
+    transactions: dict[int, list[int]] = {}
+    """The batches of each transaction that has ended, by the index of its marker."""
+    for index, batch in enumerate(batches):
+        if batch.producer_id is not None and batch.commit is None:
+            open_batches.setdefault(batch.producer_id, []).append(index)
+        elif batch.producer_id is not None:
+            transactions[index] = open_batches.pop(batch.producer_id, [])
+    end = min((index for indexes in open_batches.values() for index in indexes), default=len(batches))
+    aborted = {index for marker, indexes in transactions.items() if not batches[marker].commit for index in indexes}
+    newest: dict[bytes, tuple[int, int]] = {}
+    for index, batch in enumerate(batches[:end]):
+        if index not in aborted:
+            newest.update((encode(record)[0], (index, number)) for number, record in enumerate(batch.records))
+    kept: dict[int, list[GroupRecord]] = {}
+    for index, number in sorted(newest.values()):
+        record = batches[index].records[number]
+        if encode(record)[1] is not None:
+            kept.setdefault(index, []).append(record)
+    compacted = [
+        batch._replace(records=kept.get(index, ()))
+        for index, batch in enumerate(batches[:end])
+        if index in kept or any(each in kept for each in transactions.get(index, ()))
+    ]
+    return compacted + list(batches[end:])
 
 
 def synced(identity: MemberIdentity) -> SyncRequest:

@@ -7,6 +7,7 @@ from typing import Generic, Protocol, TypeVar
 
 from moldau.coordinator.runtime import CoordinatorState
 from moldau.errors import CorruptRecordError, RecordTooLargeError, StorageError
+from moldau.logs.producer_state import VerificationGuard
 from moldau.partitions.partition import Partition
 from moldau.platform.clock import Clock
 from moldau.records.batch import Batch, split
@@ -136,8 +137,11 @@ class PartitionWriter(Generic[R]):
         )
         return appended.next_offset
 
-    async def append_transactional(self, records: Sequence[R], producer_id: int, producer_epoch: int) -> int:
-        """Appends records as a part of a producer's transaction.
+    async def append_transactional(
+        self, records: Sequence[R], producer_id: int, producer_epoch: int, verification: VerificationGuard | None
+    ) -> int:
+        """Appends records as a part of a producer's transaction. The first batch of a transaction needs the guard of
+        `Partition.begin_verification`.
 
         The batch has no sequence, because the producer numbers only the batches that it sends itself.
         """
@@ -146,7 +150,9 @@ class PartitionWriter(Generic[R]):
         )
         if len(data) > self._partition.log.settings.max_message_bytes:
             raise self._too_large_error(data)
-        appended = await self._partition.append([Batch(data)], acks_all=True, current_leader_epoch=self._leader_epoch)
+        appended = await self._partition.append(
+            [Batch(data)], acks_all=True, current_leader_epoch=self._leader_epoch, verification=verification
+        )
         return appended.next_offset
 
     def _encode(self, records: Sequence[R]) -> list[Record]:

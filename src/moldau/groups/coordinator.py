@@ -25,6 +25,7 @@ from moldau.errors import (
     NotCoordinatorError,
     NotLeaderOrFollowerError,
     RecordTooLargeError,
+    StorageError,
 )
 from moldau.groups.group_shard import GroupShard
 from moldau.groups.offsets_topic import OFFSETS_TOPIC, new_offsets_topic
@@ -55,8 +56,10 @@ from moldau.observe.logging import get_logger
 from moldau.partitions.partition import Partition
 from moldau.partitions.replica_manager import ReplicaManager
 from moldau.platform.clock import Clock
+from moldau.records.batch import NO_SEQUENCE
 from moldau.settings.effective import EffectiveSettings
 from moldau.transactions.marker_writer import EndTransactionMarker
+from moldau.transactions.transaction_metadata import TV2
 
 log = get_logger(__name__)
 
@@ -224,19 +227,35 @@ class GroupCoordinator:
     ) -> PartitionErrors:
         """Commits offsets in a transaction. They stay pending until the transaction ends.
 
-        `verify` raises an error if the partition of the group is not in the transaction.
+        `verify` is called if the transaction is not open in the group's partition, and raises an error if the partition
+        is not in the transaction.
         """
         group_id = request.identity.group_id
         _check_group_id(group_id)
         shard = self._shard(group_id)
-        await verify(shard.driver.partition)
-        return await _submit(
-            shard,
-            dict,
-            lambda state, now, id_: state.commit_transactional(now, request, id_),
-            too_large_error=InvalidCommitOffsetSizeError,
-            write=TransactionalWrite(shard.driver.writer, request.producer_id, request.producer_epoch),
-        )
+        partition = shard.driver.partition
+        try:
+            guard = partition.begin_verification(
+                request.producer_id,
+                request.producer_epoch,
+                NO_SEQUENCE,
+                supports_epoch_bump=request.client_version >= TV2,
+            )
+        except (NotLeaderOrFollowerError, StorageError) as error:
+            raise NotCoordinatorError(str(error)) from error
+        try:
+            if guard is not None:
+                await verify(partition)
+            return await _submit(
+                shard,
+                dict,
+                lambda state, now, id_: state.commit_transactional(now, request, id_),
+                too_large_error=InvalidCommitOffsetSizeError,
+                write=TransactionalWrite(shard.driver.writer, request.producer_id, request.producer_epoch, guard),
+            )
+        finally:
+            if guard is not None:
+                partition.log.producers.end_verification(guard)
 
     async def fetch_offsets(
         self, group_id: str, partitions: Sequence[TopicPartition] | None, *, require_stable: bool = False

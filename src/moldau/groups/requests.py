@@ -193,6 +193,8 @@ class TransactionalCommitRequest:
     offsets: tuple[OffsetToCommit, ...]
     producer_id: int
     producer_epoch: int
+    client_version: int
+    """The transaction version of the client. With TV2 the epoch increases after each transaction."""
 
 
 PartitionErrors = dict[TopicPartition, MoldauError | None]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from moldau.coordinator.state_partition import PartitionWriter
 from moldau.groups.records import GroupRecord
 from moldau.groups.shard import GroupCoordinatorShard
+from moldau.logs.producer_state import VerificationGuard
 from moldau.partitions.partition import Partition
 from moldau.records.control_records import EndTransaction
 from moldau.transactions.marker_writer import EndTransactionMarker
@@ -18,9 +19,11 @@ class TransactionalWrite:
     writer: PartitionWriter[GroupRecord]
     producer_id: int
     producer_epoch: int
+    verification: VerificationGuard | None
+    """None if the transaction is open in this partition already."""
 
     async def append(self, records: Sequence[GroupRecord]) -> int:
-        return await self.writer.append_transactional(records, self.producer_id, self.producer_epoch)
+        return await self.writer.append_transactional(records, self.producer_id, self.producer_epoch, self.verification)
 
     def apply(self, state: GroupCoordinatorShard, records: Sequence[GroupRecord], end_offset: int) -> None:
         state.apply_transactional(self.producer_id, records, end_offset)

@@ -89,9 +89,11 @@ async def _commit(
         offsets=offsets,
         producer_id=request.producer_id,
         producer_epoch=request.producer_epoch,
+        client_version=TV2 if version >= TV2_VERSION else TV0,
     )
+    verify = partial(_verify, request.transactional_id, commit, version, broker)
     try:
-        return await broker.groups.commit_transactional(commit, partial(_verify, request, version, broker))
+        return await broker.groups.commit_transactional(commit, verify)
     except MoldauError as error:
         if isinstance(error, CoordinatorLoadInProgressError) and version < LOAD_IN_PROGRESS_VERSION:
             # Old producers fail on COORDINATOR_LOAD_IN_PROGRESS instead of retrying.
@@ -99,14 +101,16 @@ async def _commit(
         return dict.fromkeys(((each.topic, each.partition) for each in offsets), error)
 
 
-async def _verify(request: TxnOffsetCommitRequest, version: int, broker: Broker, partition: Partition) -> None:
+async def _verify(
+    transactional_id: str, request: TransactionalCommitRequest, version: int, broker: Broker, partition: Partition
+) -> None:
     """Asks the transaction coordinator. With TV2 it adds the partition to the transaction."""
     add = AddPartitionsRequest(
-        transactional_id=request.transactional_id,
+        transactional_id=transactional_id,
         producer_id=request.producer_id,
         producer_epoch=request.producer_epoch,
         partitions=frozenset({partition.name}),
-        client_version=TV2 if version >= TV2_VERSION else TV0,
+        client_version=request.client_version,
     )
     error = (await broker.transaction_verifier.verify(add))[partition.name]
     if isinstance(error, PeerUnreachableError):

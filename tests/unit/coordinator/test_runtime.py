@@ -66,6 +66,19 @@ async def run_pending_tasks() -> None:
         await asyncio.sleep(0)
 
 
+class DoubledWrite:
+    """Writes every number twice and applies its negative."""
+
+    def __init__(self, log: GatedLog) -> None:
+        self.log = log
+
+    async def append(self, records: Sequence[int]) -> int:
+        return await self.log.append([*records, *records])
+
+    def apply(self, state: Counter, records: Sequence[int], end_offset: int) -> None:
+        state.apply([-each for each in (*records, *records)], end_offset)
+
+
 def add(*numbers: int) -> Callable[[Counter], CoordinatorResult[int, list[int]]]:
     """Returns an operation that appends numbers and responds with all earlier ones."""
     return lambda state: CoordinatorResult(numbers, list(state.numbers))
@@ -100,6 +113,35 @@ def test_a_response_is_sent_when_its_records_are_committed() -> None:
         assert not second.done()
         runtime.update_committed_offset(3)
         assert await second == [1, 2]
+
+    run(scenario)
+
+
+def test_an_operation_can_have_its_own_write() -> None:
+    async def scenario() -> None:
+        log = GatedLog()
+        runtime = loaded(log)
+        doubled = runtime.schedule(add(1, 2), write=DoubledWrite(log))
+        seen = start(runtime, add(3))
+        await run_pending_tasks()
+        assert log.batches == [[1, 2, 1, 2], [3]]
+        runtime.update_committed_offset(3)
+        assert not doubled.done()
+        runtime.update_committed_offset(5)
+        assert await doubled == []
+        assert await seen == [-1, -2, -1, -2]
+
+    run(scenario)
+
+
+def test_a_failed_write_applies_nothing() -> None:
+    async def scenario() -> None:
+        log = GatedLog()
+        log.error = StorageError("disk full")
+        runtime = loaded(log)
+        with pytest.raises(StorageError):
+            await runtime.schedule(add(1), write=DoubledWrite(log))
+        assert await runtime.submit(read) == []
 
     run(scenario)
 

@@ -3,21 +3,29 @@
 import asyncio
 import dataclasses
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from moldau.errors import (
+    ConcurrentTransactionsError,
+    CoordinatorLoadInProgressError,
     CoordinatorNotAvailableError,
     GroupIdNotFoundError,
+    IllegalGenerationError,
+    InvalidProducerIdMappingError,
     MemberIdRequiredError,
     MoldauError,
     NotCoordinatorError,
     OffsetMetadataTooLargeError,
+    PeerUnreachableError,
+    ProducerFencedError,
     RebalanceInProgressError,
+    TransactionAbortableError,
     UnknownMemberIdError,
+    UnstableOffsetCommitError,
 )
 from moldau.groups.records import NO_EXPIRY, CommittedOffset, MemberMetadataValue
 from moldau.groups.requests import (
@@ -31,15 +39,19 @@ from moldau.groups.requests import (
     LeavingMember,
     ListedGroup,
     MemberIdentity,
+    OffsetToCommit,
     SyncRequest,
     SyncResponse,
     TopicPartition,
+    TransactionalCommitRequest,
 )
 from moldau.handlers import REGISTRY
 from moldau.handlers.a10_find_coordinator import find_coordinator
+from moldau.logs.store import LogName
 from moldau.metadata.image import NO_LEADER, PartitionRegistration, TopicImage
 from moldau.server.api import Broker, ClientConnection, RequestContext
 from moldau.server.dispatcher import Dispatcher
+from moldau.transactions.requests import AddPartitionsRequest
 from moldau.wire.api_keys import ApiKey
 from support.admin_broker import LISTENER, AdminBroker, image_of, topic_id, versions_of
 from support.raw_group_member import join_tree, sync_tree
@@ -85,6 +97,13 @@ class ScriptedGroups:
         self._answer(request)
         return {(each.topic, each.partition): None for each in request.offsets} | (self.reply or {})
 
+    async def commit_transactional(
+        self, request: TransactionalCommitRequest, verify: Callable[[Any], Awaitable[None]]
+    ) -> Any:
+        await verify(SimpleNamespace(name=LogName("__consumer_offsets", 3)))
+        self._answer(request)
+        return {(each.topic, each.partition): None for each in request.offsets} | (self.reply or {})
+
     async def fetch_offsets(
         self, group_id: str, partitions: Sequence[TopicPartition] | None, *, require_stable: bool
     ) -> Any:
@@ -107,11 +126,24 @@ class ScriptedGroups:
         return self._answer(states, types)
 
 
+class ScriptedVerifier:
+    """A fake TransactionVerifier that records its calls and returns a scripted error."""
+
+    def __init__(self) -> None:
+        self.calls: list[AddPartitionsRequest] = []
+        self.error: MoldauError | None = None
+
+    async def verify(self, request: AddPartitionsRequest) -> dict[tuple[str, int], MoldauError | None]:
+        self.calls.append(request)
+        return dict.fromkeys(request.partitions, self.error)
+
+
 class GroupBroker(AdminBroker):
     def __init__(self) -> None:
         super().__init__(image_of({"orders": 2, "payments": 1}))
         self.groups = ScriptedGroups()
         self.transactions = ScriptedGroups()
+        self.transaction_verifier = ScriptedVerifier()
         self.platform = SimpleNamespace(
             random=random.Random(1), clock=SimpleNamespace(wall_ms=lambda: WALL_MS, monotonic_ms=lambda: 0)
         )
@@ -139,6 +171,7 @@ def test_every_version_that_kafka_advertises_is_served() -> None:
         ApiKey.LIST_GROUPS: (0, 5),
         ApiKey.DELETE_GROUPS: (0, 2),
         ApiKey.OFFSET_DELETE: (0, 0),
+        ApiKey.TXN_OFFSET_COMMIT: (0, 5),
     }
     for api_key, (low, high) in served.items():
         assert versions_of(api_key) == list(range(low, high + 1)), api_key.name
@@ -502,6 +535,102 @@ def test_a_commit_of_unknown_topics_does_not_reach_the_coordinator(broker: Group
     assert broker.groups.calls == []
 
 
+# TxnOffsetCommit
+
+
+def commit_transactional(broker: GroupBroker, version: int, *named: tuple[str, list[int]]) -> list[list[int]]:
+    topics = [
+        {
+            "name": name,
+            "partitions": [
+                {
+                    "partition_index": index,
+                    "committed_offset": 40 + index,
+                    "committed_leader_epoch": 3,
+                    "committed_metadata": "note",
+                }
+                for index in partitions
+            ],
+        }
+        for name, partitions in named
+    ]
+    response = broker.send(
+        ApiKey.TXN_OFFSET_COMMIT,
+        version,
+        transactional_id="tx",
+        group_id="g",
+        producer_id=70,
+        producer_epoch=5,
+        generation_id=7,
+        member_id="me",
+        group_instance_id="rack",
+        topics=topics,
+    )
+    assert [topic.name for topic in response.topics] == [name for name, _ in named]
+    return [[each.error_code for each in topic.partitions] for topic in response.topics]
+
+
+@every_version(ApiKey.TXN_OFFSET_COMMIT)
+def test_transactions_commit_offsets_of_known_partitions(broker: GroupBroker, version: int) -> None:
+    assert commit_transactional(broker, version, ("orders", [0, 1, 2, -1]), ("missing", [0]), ("payments", [0])) == [
+        [0, 0, 3, 3],
+        [3],
+        [0],
+    ]
+    (request,) = broker.groups.calls
+    generation, member_id, instance_id = (7, "me", "rack") if version >= 3 else (-1, "", None)
+    assert request.identity == MemberIdentity(
+        group_id="g", generation=generation, member_id=member_id, instance_id=instance_id
+    )
+    epoch = 3 if version >= 2 else -1
+    assert request.offsets == tuple(
+        OffsetToCommit(name, index, 40 + index, epoch, "note", NO_EXPIRY, topic_id(number))
+        for name, index, number in (("orders", 0, 0), ("orders", 1, 0), ("payments", 0, 1))
+    )
+    assert (request.producer_id, request.producer_epoch) == (70, 5)
+    assert request.client_version == (2 if version >= 5 else 0)
+    assert broker.transaction_verifier.calls == [
+        AddPartitionsRequest(
+            transactional_id="tx",
+            producer_id=70,
+            producer_epoch=5,
+            partitions=frozenset({("__consumer_offsets", 3)}),
+            client_version=2 if version >= 5 else 0,
+        )
+    ]
+
+
+@every_version(ApiKey.TXN_OFFSET_COMMIT)
+def test_transactional_commit_errors_by_version(broker: GroupBroker, version: int) -> None:
+    broker.groups.reply = {("orders", 1): OffsetMetadataTooLargeError("too long")}
+    assert commit_transactional(broker, version, ("orders", [0, 1])) == [[0, 12]]
+    broker.groups.error = IllegalGenerationError("join again")
+    assert commit_transactional(broker, version, ("orders", [0, 1, 5])) == [[22, 22, 3]]
+    broker.groups.error = CoordinatorLoadInProgressError("a moment")
+    assert commit_transactional(broker, version, ("orders", [0])) == [[14 if version >= 2 else 15]]
+
+
+@every_version(ApiKey.TXN_OFFSET_COMMIT)
+def test_verification_errors_by_version(broker: GroupBroker, version: int) -> None:
+    for error, code in (
+        (TransactionAbortableError("not added"), 120 if version >= 4 else 48),
+        (ProducerFencedError("an old epoch"), 47),
+        (InvalidProducerIdMappingError("no such id"), 49),
+        (ConcurrentTransactionsError("a moment"), 51),
+        (PeerUnreachableError("no route"), 14 if version >= 2 else 15),
+        (CoordinatorNotAvailableError("no leader"), 15),
+    ):
+        broker.transaction_verifier.error = error
+        assert commit_transactional(broker, version, ("orders", [0, 1])) == [[code, code]]
+    assert broker.groups.calls == []
+
+
+def test_a_transactional_commit_of_unknown_topics_is_not_verified(broker: GroupBroker) -> None:
+    assert commit_transactional(broker, 5, ("missing", [0])) == [[3]]
+    assert commit_transactional(broker, 5) == []
+    assert broker.groups.calls == broker.transaction_verifier.calls == []
+
+
 # OffsetFetch
 
 
@@ -551,6 +680,18 @@ def test_offsets_of_requested_partitions_are_fetched(broker: GroupBroker, versio
     assert group_id == "g"
     assert ("orders", 9) in partitions
     assert (("missing", 0) in partitions) is (version < 10)
+
+
+@every_version(ApiKey.OFFSET_FETCH)
+def test_offsets_may_be_required_to_be_stable(broker: GroupBroker, version: int) -> None:
+    unstable = UnstableOffsetCommitError("a transaction is open")
+    broker.groups.reply = {**KNOWN, ("orders", 0): unstable}
+    calls = [{"name": "orders", "topic_id": topic_id(0), "partition_indexes": [0, 1]}]
+    (orders,) = fetch(broker, version, calls).topics
+    assert broker.groups.require_stable is (version >= 7)
+    assert offsets_of(orders) == [(0, -1, -1, "", 88), (1, 6, -1, "", 0)]
+    if version >= 2:
+        assert offsets_of(fetch(broker, version, None).topics[0]) == [(0, -1, -1, "", 88), (1, 6, -1, "", 0)]
 
 
 @every_version(ApiKey.OFFSET_FETCH)
