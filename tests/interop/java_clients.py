@@ -167,6 +167,11 @@ class JavaClients:
         self.execute("open", consumer=name, settings={**base, **dotted(settings)}, **where)
         return consumer
 
+    def transactional_producer(self, bootstrap: str, transactional_id: str, **settings: object) -> JavaProducer:
+        base = {"bootstrap.servers": bootstrap, "transactional.id": transactional_id}
+        self.execute("openProducer", producer=transactional_id, settings={**base, **dotted(settings)})
+        return JavaProducer(self, transactional_id)
+
     def close_consumers(self) -> None:
         """Closes all consumers in parallel, because each takes a while."""
         names = [name for name, consumer in self._consumers.items() if not consumer.is_closed]
@@ -175,6 +180,31 @@ class JavaClients:
         for name, number in [(name, self._send("close", {"consumer": name})) for name in names]:
             self._wait_response(number, f"{name} did not close", 60)
         self._consumers.clear()
+
+
+class JavaProducer:
+    """One Java producer with a transactional id."""
+
+    def __init__(self, java: JavaClients, transactional_id: str) -> None:
+        self._java = java
+        self._id = transactional_id
+
+    def begin(self) -> None:
+        self._java.execute("begin", producer=self._id)
+
+    def send(self, topic: str, records: Iterable[Event]) -> list[int]:
+        """Returns the offset of each record."""
+        found: list[int] = self._java.execute("send", producer=self._id, topic=topic, records=list(records))
+        return found
+
+    def send_offsets(self, group: str, offsets: Offsets) -> None:
+        self._java.execute("sendOffsets", producer=self._id, group=group, offsets=offsets)
+
+    def end(self, *, commit: bool) -> None:
+        self._java.execute("commitTransaction" if commit else "abortTransaction", producer=self._id)
+
+    def close(self) -> None:
+        self._java.execute("closeProducer", producer=self._id)
 
 
 class JavaConsumer:

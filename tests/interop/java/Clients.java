@@ -26,6 +26,7 @@ public final class Clients {
     private final ToolRunner tools = new ToolRunner();
     private final Administration administration = new Administration();
     private final Map<String, GroupConsumer> consumers = new ConcurrentHashMap<>();
+    private final Map<String, TransactionalProducer> producers = new ConcurrentHashMap<>();
 
     private Clients(Events events) {
         this.events = events;
@@ -76,7 +77,13 @@ public final class Clients {
                 consumers.put(opened.name(), opened);
                 opened.start();
                 return null;
+            case "openProducer":
+                producers.put(command.get("producer").asText(), new TransactionalProducer(command));
+                return null;
             default:
+                if (command.has("producer")) {
+                    return producers.get(command.get("producer").asText()).perform(command);
+                }
                 return consumers.get(command.get("consumer").asText()).perform(command);
         }
     }

@@ -34,7 +34,7 @@ final class Production {
         return found;
     }
 
-    private static ProducerRecord<byte[], byte[]> record(String topic, JsonNode given) {
+    static ProducerRecord<byte[], byte[]> record(String topic, JsonNode given) {
         Integer partition = given.hasNonNull("partition") ? given.get("partition").asInt() : null;
         Long timestamp = given.hasNonNull("timestamp") ? given.get("timestamp").asLong() : null;
         ProducerRecord<byte[], byte[]> record =

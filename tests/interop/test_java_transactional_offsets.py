@@ -1,0 +1,36 @@
+"""Java producers commit offsets of consumer groups in their transactions, with TV2."""
+
+import pytest
+from broker_under_test import Broker
+from java_clients import JavaClients
+
+from support.topics import Topics, unique
+
+
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_transaction_with_offsets_only(java: JavaClients, node: Broker, commit: bool) -> None:
+    topic, group = Topics(node.bootstrap).create(partitions=2), unique()
+    one, other = f"{topic}:0", f"{topic}:1"
+    producer = java.transactional_producer(node.bootstrap, unique("tx"))
+    for number in (1, 2):
+        producer.begin()
+        producer.send_offsets(group, {one: (number, "a note"), other: (number + 10, "")})
+        producer.end(commit=commit)
+    producer.close()
+    reader = java.consumer(node.bootstrap, "reader", group_id=group, partitions=[one, other])
+    expected = {one: [2, "a note"], other: [12, ""]} if commit else {one: None, other: None}
+    assert reader.committed(one, other) == expected
+
+
+def test_an_older_producer_is_fenced(java: JavaClients, node: Broker) -> None:
+    topic, group, transactional_id = Topics(node.bootstrap).create(), unique(), unique("tx")
+    old = java.transactional_producer(node.bootstrap, transactional_id)
+    old.begin()
+    old.send_offsets(group, {f"{topic}:0": (1, "")})
+    new = java.transactional_producer(node.bootstrap, transactional_id)
+    new.begin()
+    new.send_offsets(group, {f"{topic}:0": (2, "")})
+    new.end(commit=True)
+    new.close()
+    reader = java.consumer(node.bootstrap, "reader", group_id=group, partitions=[f"{topic}:0"])
+    assert reader.committed(f"{topic}:0") == {f"{topic}:0": [2, ""]}
