@@ -49,6 +49,7 @@ class ScriptedBroker:
         versions: Mapping[int, VersionRange] | None = None,
         port: int = 0,
         tls: ssl.SSLContext | None = None,
+        features: Mapping[str, int] | None = None,
     ) -> None:
         self.scripts: dict[ApiKey, Script] = {
             ApiKey.API_VERSIONS: self._api_versions,
@@ -63,6 +64,8 @@ class ScriptedBroker:
         }
         self.topics = dict(topics or {})
         self.versions = dict(versions or SUPPORTED_VERSIONS)
+        self.features = dict(features or {})
+        self.features_epoch = 1
         self.leader_epoch = 0
         self.received_requests: list[ReceivedRequest] = []
         self.connections = 0
@@ -133,7 +136,16 @@ class ScriptedBroker:
             writer.write(struct.pack(">i", len(out)) + out)
 
     def _api_versions(self, received: ReceivedRequest) -> Tree:
-        return {"error_code": 0, "throttle_time": 0, "api_keys": api_keys(self.versions)}
+        return {
+            "error_code": 0,
+            "throttle_time": 0,
+            "api_keys": api_keys(self.versions),
+            "finalized_features_epoch": self.features_epoch,
+            "finalized_features": [
+                {"name": name, "max_version_level": level, "min_version_level": level}
+                for name, level in self.features.items()
+            ],
+        }
 
     def _metadata(self, received: ReceivedRequest) -> Tree:
         named = received.request.topics

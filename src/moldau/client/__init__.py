@@ -22,11 +22,15 @@ if TYPE_CHECKING:
         IllegalStateError,
         KafkaError,
         NoOffsetForPartitionError,
+        ProducerFencedError,
         RebalanceInProgressError,
         RequestTimedOutError,
+        TransactionAbortableError,
     )
+    from moldau.client.exactly_once import exactly_once
     from moldau.client.net.cluster import Cluster
     from moldau.client.producer.producer import Producer, RecordMetadata
+    from moldau.client.producer.transaction import Transaction
     from moldau.client.record import ConsumerRecord, TopicPartition
     from moldau.client.security.config import Security
 
@@ -46,11 +50,15 @@ __all__ = [
     "NoOffsetForPartitionError",
     "OffsetAndMetadata",
     "Producer",
+    "ProducerFencedError",
     "RebalanceInProgressError",
     "RecordMetadata",
     "RequestTimedOutError",
     "Security",
     "TopicPartition",
+    "Transaction",
+    "TransactionAbortableError",
+    "exactly_once",
 ]
 
 _MODULES = {
@@ -64,6 +72,8 @@ _MODULES = {
     "RecordMetadata": "moldau.client.producer.producer",
     "Security": "moldau.client.security.config",
     "TopicPartition": "moldau.client.record",
+    "Transaction": "moldau.client.producer.transaction",
+    "exactly_once": "moldau.client.exactly_once",
 }
 """The module of each exported name. Names that are missing here are in `moldau.client.errors`."""
 

@@ -16,6 +16,20 @@ COORDINATOR_ERRORS = (
 """Errors after which the coordinator may have moved and is looked up again."""
 
 
+_REPEATABLE_ERRORS = (
+    ErrorCode.out_of_order_sequence_number,
+    ErrorCode.invalid_producer_epoch,
+    ErrorCode.invalid_txn_state,
+    ErrorCode.unknown_producer_id,
+    ErrorCode.transaction_abortable,
+    ErrorCode.illegal_generation,
+    ErrorCode.unknown_member_id,
+    ErrorCode.rebalance_in_progress,
+    ErrorCode.fenced_instance_id,
+)
+"""Errors that are not retriable, but after which a transaction with the same records may succeed."""
+
+
 class KafkaError(Exception):
     """An error with a Kafka error code, returned by a broker or raised by the client itself."""
 
@@ -93,6 +107,30 @@ class RebalanceInProgressError(KafkaError):
 
     def __init__(self, message: str) -> None:
         super().__init__(ErrorCode.rebalance_in_progress, message)
+
+
+class TransactionAbortableError(KafkaError):
+    """The transaction cannot be committed. Abort it; then the producer can begin the next one.
+
+    `async with producer.transaction()` has aborted it when it raises this error.
+    """
+
+    def __init__(self, cause: KafkaError) -> None:
+        super().__init__(cause.code, f"abort the transaction and repeat it, it cannot be committed: {cause}")
+        self.__cause__ = cause
+
+    @property
+    def is_retriable(self) -> bool:
+        """Whether the whole transaction may succeed if it is repeated. The failed request must not be."""
+        return bool(self.code.retriable) or self.code in _REPEATABLE_ERRORS
+
+
+class ProducerFencedError(KafkaError):
+    """Another producer with the same transactional id has taken over. This producer can only be closed."""
+
+    @property
+    def is_retriable(self) -> bool:
+        return False
 
 
 class NoOffsetForPartitionError(KafkaError):

@@ -15,7 +15,7 @@ import asyncio
 import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Any, Literal, NamedTuple, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 from moldau.client.consumer.completed_fetch import READ_COMMITTED, READ_UNCOMMITTED, CompletedFetch
 from moldau.client.consumer.consumer_coordinator import (
@@ -38,7 +38,7 @@ from moldau.client.errors import IllegalStateError
 from moldau.client.group.assignors import get_assignor
 from moldau.client.group.driver import MembershipDriver
 from moldau.client.group.events import Closed, RevokeAll, SubscriptionChanged, Unsubscribed
-from moldau.client.group.member_state import GroupRebalanceConfig
+from moldau.client.group.member_state import ConsumerGroupMetadata, GroupRebalanceConfig
 from moldau.client.group.offsets import GroupOffsets
 from moldau.client.net.cluster import Cluster, resolve_cluster
 from moldau.client.record import ConsumerRecord, TopicPartition, is_valid_topic_name
@@ -88,13 +88,6 @@ class _CloseTask:
             _log.warning("the consumer closes without completing a stage", stage=name)
         finally:
             self._timeout = None
-
-
-class ConsumerGroupMetadata(NamedTuple):
-    group_id: str
-    generation_id: int
-    member_id: str
-    group_instance_id: str | None
 
 
 class _State(Enum):
@@ -363,6 +356,24 @@ class Consumer:
             self._group_config.group_id, generation.generation_id, generation.member_id, self._group_config.instance_id
         )
 
+    def commit_metadata(self, partitions: Iterable[TopicPartition]) -> ConsumerGroupMetadata:
+        """Returns the group metadata with which a transaction commits offsets of these partitions.
+
+        Raises CommitFailedError if the partitions no longer belong to this consumer. Brokers do not check a commit
+        without a generation, so a consumer that the group has removed must not send one.
+        """
+        coordinator = self._require_group("commit")
+        if not self._subscriptions.is_auto_assigned:
+            return ConsumerGroupMetadata(self._group_config.group_id)
+        coordinator.check_ownership(partitions)
+        return self.group_metadata()
+
+    @property
+    def is_transactional(self) -> bool:
+        """Whether only transactions move the group's offsets, and open and aborted transactions are not read."""
+        is_auto_commit = self._group_config.auto_commit
+        return self._coordinator is not None and not is_auto_commit and self._isolation_level == READ_COMMITTED
+
     # Polling
 
     async def poll(self, timeout_ms: int = 1_000, max_records: int | None = None) -> list[ConsumerRecord]:
@@ -457,10 +468,19 @@ class Consumer:
         limit_ms = self.cluster.request_timeout_ms if timeout_ms is None else timeout_ms
         return await self._fetch_manager.position(TopicPartition(*partition), limit_ms)
 
+    def consumed_offset(self, partition: TopicPartition) -> OffsetAndMetadata:
+        """Returns the offset to commit after the records that were returned so far."""
+        return self._subscriptions.all_consumed()[partition]
+
     def seek(self, partition: TopicPartition, offset: int) -> None:
         """Sets the position of a partition and discards its buffered records."""
         self._check_open()
         self._fetch_manager.seek(TopicPartition(*partition), offset)
+
+    def seek_to_committed(self, partition: TopicPartition, default_offset: int) -> None:
+        """Seeks to the committed offset of the group, or to `default_offset` if none is committed."""
+        self._require_group("seek to committed offsets")
+        self._fetch_manager.request_committed(TopicPartition(*partition), default_offset)
 
     def seek_to_beginning(self, partitions: Iterable[TopicPartition] | None = None) -> None:
         """Seeks to the log start of these partitions, or of all assigned ones."""

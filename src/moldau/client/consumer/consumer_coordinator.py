@@ -179,14 +179,25 @@ class ConsumerCoordinator:
         membership = self.member.membership
         if membership.is_rebalancing:
             raise RebalanceInProgressError("the group is rebalancing: poll until it is done, then commit")
+        self._check_member()
+        if generation != membership.generation:
+            raise CommitFailedError(
+                ErrorCode.illegal_generation, "the group has rebalanced since these offsets were consumed"
+            )
+
+    def check_ownership(self, partitions: Iterable[TopicPartition]) -> None:
+        """Raises CommitFailedError unless this consumer is a member of the group and owns these partitions."""
+        self._check_member()
+        for partition in partitions:
+            if not self._subscriptions.is_assigned(partition):
+                raise CommitFailedError(ErrorCode.illegal_generation, f"{partition} is no longer assigned")
+
+    def _check_member(self) -> None:
+        membership = self.member.membership
         if not membership.generation.is_member:
             raise CommitFailedError(
                 ErrorCode.unknown_member_id,
                 membership.leave_reason or "this consumer is not in the group: poll to join it",
-            )
-        if generation != membership.generation:
-            raise CommitFailedError(
-                ErrorCode.illegal_generation, "the group has rebalanced since these offsets were consumed"
             )
 
     def _commit_error(self, error: KafkaError) -> KafkaError:

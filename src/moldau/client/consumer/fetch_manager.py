@@ -82,6 +82,10 @@ class FetchManager:
         self._subscriptions.request_offset_reset(partition, reset)
         self._discard([partition])
 
+    def request_committed(self, partition: TopicPartition, default_offset: int) -> None:
+        self._subscriptions.request_committed(partition, default_offset)
+        self._discard([partition])
+
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         paused = list(partitions)
         self._subscriptions.pause(paused)

@@ -58,13 +58,15 @@ class SubscriptionType(Enum):
 class TopicPartitionState:
     """The position of one partition. If `offset` is None, it must be looked up.
 
-    The lookup uses the strategy `reset` if it is set, else the committed offset.
+    The lookup uses the strategy `reset` if it is set, else the committed offset, else `default_offset`.
     """
 
     offset: int | None = None
     leader_epoch: int = -1
     reset: OffsetResetStrategy | None = None
     is_paused: bool = False
+    default_offset: int | None = None
+    """The position if no offset is committed; None for that of the reset strategy."""
 
 
 class SubscriptionState:
@@ -166,6 +168,11 @@ class SubscriptionState:
         is_paused = self._partition_state(partition).is_paused
         self._partitions[partition] = TopicPartitionState(reset=reset, is_paused=is_paused)
 
+    def request_committed(self, partition: TopicPartition, default_offset: int) -> None:
+        """Makes the committed offset the position, or `default_offset` if none is committed."""
+        is_paused = self._partition_state(partition).is_paused
+        self._partitions[partition] = TopicPartitionState(is_paused=is_paused, default_offset=default_offset)
+
     def reset_out_of_range(self, partition: TopicPartition) -> None:
         """Resets a position outside the log. Raises NoOffsetForPartitionError if the reset strategy is NONE."""
         if self._reset_strategy is OffsetResetStrategy.NONE:
@@ -206,6 +213,8 @@ class SubscriptionState:
             committed = found.get(partition)
             if committed is not None:
                 state.offset, state.leader_epoch = committed.offset, committed.leader_epoch
+            elif state.default_offset is not None:
+                state.offset = state.default_offset
             elif self._reset_strategy is OffsetResetStrategy.NONE:
                 without.append(partition)
             else:

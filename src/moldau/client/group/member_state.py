@@ -58,6 +58,15 @@ class Generation(NamedTuple):
 NO_GENERATION = Generation()
 
 
+class ConsumerGroupMetadata(NamedTuple):
+    """Identifies the member that commits offsets in a transaction. The default is no member, so no check."""
+
+    group_id: str
+    generation_id: int = -1
+    member_id: str = ""
+    group_instance_id: str | None = None
+
+
 class Heartbeat:
     """The time of the next heartbeat, and the deadlines of the session and of the user's next poll."""
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from moldau.client.consumer.subscription_state import OffsetAndMetadata
 from moldau.client.errors import ErrorCode, KafkaError, raise_for_code
@@ -39,24 +40,12 @@ class GroupOffsets:
         *,
         timeout_ms: int | None = None,
     ) -> PartitionErrors:
-        entries = (
-            (
-                partition,
-                {
-                    "partition_index": partition.partition,
-                    "committed_offset": each.offset,
-                    "committed_leader_epoch": each.leader_epoch,
-                    "committed_metadata": each.metadata,
-                },
-            )
-            for partition, each in offsets.items()
-        )
         tree = {
             "group_id": self.group_id,
             "generation_id_or_member_epoch": generation.generation_id,
             "member_id": generation.member_id,
             "group_instance_id": self.instance_id if generation.is_member else None,
-            "topics": nest_by_topic(entries),
+            "topics": nest_offsets(offsets),
         }
         return await self.cluster.call_coordinator(
             self.group_id, ApiKey.OFFSET_COMMIT, tree, parse_partition_errors, timeout_ms
@@ -78,6 +67,22 @@ class GroupOffsets:
         return await self.cluster.call_coordinator(
             self.group_id, ApiKey.OFFSET_FETCH, tree, _parse_committed, timeout_ms
         )
+
+
+def nest_offsets(offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> list[dict[str, Any]]:
+    """Returns the `topics` field of a request that commits these offsets."""
+    return nest_by_topic(
+        (
+            partition,
+            {
+                "partition_index": partition.partition,
+                "committed_offset": each.offset,
+                "committed_leader_epoch": each.leader_epoch,
+                "committed_metadata": each.metadata,
+            },
+        )
+        for partition, each in offsets.items()
+    )
 
 
 def parse_partition_errors(response: Message) -> PartitionErrors:

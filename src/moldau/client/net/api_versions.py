@@ -12,6 +12,14 @@ from moldau.client.errors import UnsupportedVersionError
 from moldau.wire.api_keys import ApiKey
 
 
+class FinalizedFeatures(NamedTuple):
+    """The features of a cluster that all its brokers use (KIP-584)."""
+
+    epoch: int = -1
+    """Grows with every change; -1 if the broker did not return features."""
+    levels: Mapping[str, int] = {}
+
+
 class VersionRange(NamedTuple):
     minimum: int
     maximum: int
@@ -41,7 +49,11 @@ SUPPORTED_VERSIONS: Mapping[ApiKey, VersionRange] = {
     ApiKey.DELETE_RECORDS: VersionRange(0, 2),
     ApiKey.INIT_PRODUCER_ID: VersionRange(3, 5),
     ApiKey.OFFSET_FOR_LEADER_EPOCH: VersionRange(3, 4),
+    ApiKey.ADD_PARTITIONS_TO_TXN: VersionRange(3, 3),
+    ApiKey.ADD_OFFSETS_TO_TXN: VersionRange(3, 4),
+    ApiKey.END_TXN: VersionRange(3, 5),
     ApiKey.WRITE_TXN_MARKERS: VersionRange(2, 2),
+    ApiKey.TXN_OFFSET_COMMIT: VersionRange(3, 5),
     ApiKey.DESCRIBE_CONFIGS: VersionRange(1, 4),
     ApiKey.DESCRIBE_LOG_DIRS: VersionRange(3, 5),
     ApiKey.SASL_AUTHENTICATE: VersionRange(0, 2),

@@ -175,18 +175,22 @@ class Cluster:
         *,
         timeout_ms: int | None = None,
         version_max: int | None = None,
+        version: int | None = None,
         lane: str = "",
     ) -> Message:
         """Sends one request without retries to a node. If `node_id` is None, sends to the least loaded node.
 
         Requests with the same `lane` share a connection to a broker. The caller must check error codes in the response.
+        `version_max` limits the version of the request, and `version` sets it.
         `api_version` of the response is the version that was used. Raises ConnectionLostError and RequestTimedOutError
         (both retriable), and UnsupportedVersionError.
         """
         limit = self.retry(timeout_ms)
         connection = await self.connection(node_id, lane, timeout_ms=limit.remaining_ms)
         try:
-            return await connection.call(api, tree, timeout_ms=limit.remaining_ms, version_max=version_max)
+            return await connection.call(
+                api, tree, timeout_ms=limit.remaining_ms, version_max=version_max, version=version
+            )
         except KafkaError:
             if not connection.is_open:
                 self.note_failure(connection)
@@ -224,6 +228,10 @@ class Cluster:
         self.refresh_soon()
 
     # Metadata
+
+    def feature_level(self, name: str) -> int:
+        """Returns the finalized level of a feature such as transaction.version; 0 if the cluster does not have it."""
+        return self._connections.finalized_features.levels.get(name, 0)
 
     @property
     def cluster_id(self) -> str | None:
@@ -457,18 +465,34 @@ class Cluster:
         self._coordinators.pop((kind, key), None)
 
     async def call_coordinator(
-        self, group: str, api: ApiKey, tree: Mapping[str, Any], parse: Callable[[Message], T], timeout_ms: int | None
+        self,
+        key: str,
+        api: ApiKey,
+        tree: Mapping[str, Any],
+        parse: Callable[[Message], T],
+        timeout_ms: int | None,
+        *,
+        kind: int = GROUP,
+        backoff_ms: int | None = None,
+        version_max: int | None = None,
+        version: int | None = None,
     ) -> T:
-        """Sends a request to the coordinator of a group and returns `parse(response)`. Retries if either fails."""
-        retry = self.retry(timeout_ms)
+        """Sends a request to the coordinator of a group (or transactional id) and returns `parse(response)`.
+
+        Retries if either fails.
+        """
+        retry = self.retry(timeout_ms, backoff_ms=backoff_ms)
         while True:
             try:
-                coordinator = await self.coordinator_of(group, timeout_ms=retry.remaining_ms)
+                coordinator = await self.coordinator_of(key, kind, timeout_ms=retry.remaining_ms)
                 attempt_timeout_ms = min(retry.remaining_ms, self.request_timeout_ms)
-                return parse(await self.call(coordinator, api, tree, timeout_ms=attempt_timeout_ms))
+                response = await self.call(
+                    coordinator, api, tree, timeout_ms=attempt_timeout_ms, version_max=version_max, version=version
+                )
+                return parse(response)
             except KafkaError as error:
                 if error.code in COORDINATOR_ERRORS:
-                    self.forget_coordinator(group)
+                    self.forget_coordinator(key, kind)
                 await retry.wait_or_raise(error)
 
     async def _find_coordinator(self, key: str, kind: int, timeout_ms: int) -> int:

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from moldau import __version__
 from moldau.client.errors import ConnectionLostError, ErrorCode, KafkaError, RequestTimedOutError, raise_for_code
-from moldau.client.net.api_versions import SUPPORTED_VERSIONS, VersionRange, choose_version
+from moldau.client.net.api_versions import SUPPORTED_VERSIONS, FinalizedFeatures, VersionRange, choose_version
 from moldau.client.security.channel_security import SASL_HINT, TLS_HINT, ChannelSecurity, disconnect_error
 from moldau.observe.logging import get_logger
 from moldau.wire.api_keys import ApiKey
@@ -52,6 +52,7 @@ class Connection:
         self.address = (host, port)
         self.versions: Mapping[int, VersionRange] = {}
         """The API versions that the broker supports, by API key."""
+        self.finalized_features = FinalizedFeatures()
         self._client_id = client_id.encode()
         self._transport: asyncio.Transport | None = None
         self._correlation_id = 0
@@ -171,6 +172,10 @@ class Connection:
         raise_for_code(response.error_code, f"{self} rejected ApiVersions")
         self._disconnect_hint = SASL_HINT
         self.versions = {each.api_key: VersionRange(each.min_version, each.max_version) for each in response.api_keys}
+        epoch = response.get("finalized_features_epoch")
+        if epoch is not None:
+            levels = {each.name: each.max_version_level for each in response.get("finalized_features") or ()}
+            self.finalized_features = FinalizedFeatures(epoch, levels)
 
     async def _authenticate(self, channel_security: ChannelSecurity, timeout_ms: int) -> None:
         if channel_security.sasl is not None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from moldau.client.errors import ClientClosedError, ConnectionLostError, KafkaError, RequestTimedOutError
+from moldau.client.net.api_versions import FinalizedFeatures
 from moldau.client.net.connection import Connection
 from moldau.client.net.metadata import BrokerInfo
 from moldau.client.security.channel_security import ChannelSecurity
@@ -117,6 +118,8 @@ class BrokerConnections:
         self._brokers: Mapping[int, BrokerInfo] = {}
         self._pool: ConnectionPool[tuple[Address, str]] = ConnectionPool()
         self._failed_at: dict[Address, float] = {}
+        self.finalized_features = FinalizedFeatures()
+        """The latest features that a broker has returned."""
 
     def set_brokers(self, brokers: Mapping[int, BrokerInfo]) -> None:
         """Adopts the brokers of new metadata and closes connections to addresses that are no longer used."""
@@ -218,6 +221,8 @@ class BrokerConnections:
             self._failed_at[address] = asyncio.get_running_loop().time()
             raise
         self._failed_at.pop(address, None)
+        if connection.finalized_features.epoch > self.finalized_features.epoch:
+            self.finalized_features = connection.finalized_features
         self._pool.put((address, lane), connection)
         return connection
 

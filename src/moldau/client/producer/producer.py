@@ -6,6 +6,8 @@ are in the order of the `send` calls, even if connections or leaders fail.
     async with Producer("localhost:9092") as producer:
         sent = await producer.send("orders", key=b"42", value=b"...")
         print((await sent).offset)
+
+With a `transactional_id`, records are sent in transactions (transaction.py).
 """
 
 import asyncio
@@ -20,6 +22,8 @@ from moldau.client.producer.partitioner import StickyPartitioner, partition_of_k
 from moldau.client.producer.producer_batch import ProduceResult, estimate_record_size
 from moldau.client.producer.record_accumulator import RecordAccumulator
 from moldau.client.producer.sender import Sender
+from moldau.client.producer.transaction import Transaction, TransactionCoordinator
+from moldau.client.producer.transaction_manager import TransactionManager, TransactionRequest
 from moldau.client.record import TopicPartition, is_valid_topic_name
 from moldau.observe.logging import get_logger
 from moldau.records.batch import HEADER_SIZE
@@ -50,6 +54,8 @@ class Producer:
         *,
         acks: int = ACKS_ALL,
         idempotent: bool = True,
+        transactional_id: str | None = None,
+        transaction_timeout_ms: int = 60_000,
         compression: str = "none",
         linger_ms: int = 5,
         batch_size: int = 64 * 1024,
@@ -62,12 +68,17 @@ class Producer:
     ) -> None:
         """`cluster` is a shared, started `Cluster`, or bootstrap servers, for which `cluster_settings` may be given.
 
-        Sizes are in bytes before compression.
+        Sizes are in bytes before compression. Only one producer at a time can use a `transactional_id`: when another
+        one starts, this one is fenced. The coordinator aborts a transaction after `transaction_timeout_ms`.
         """
         if acks not in (ACKS_ALL, 0, 1):
             raise ValueError(f"acks must be -1 (all), 0 or 1, not {acks}")
         if idempotent and (acks != ACKS_ALL or not 1 <= max_in_flight <= 5):
             raise ValueError("an idempotent producer needs acks=-1 and 1 to 5 requests in flight")
+        if transactional_id is not None and (not transactional_id or not idempotent):
+            raise ValueError("a transactional producer needs a transactional_id that is not empty, and idempotent=True")
+        if transaction_timeout_ms < 1:
+            raise ValueError(f"transaction_timeout_ms must be at least 1, not {transaction_timeout_ms}")
         if compression not in CODECS_BY_NAME:
             raise ValueError(f"unknown compression {compression!r}; use one of {', '.join(CODECS_BY_NAME)}")
         self._cluster, self._owns_cluster = resolve_cluster(cluster, cluster_settings)
@@ -81,7 +92,9 @@ class Producer:
             in_flight_max=max_in_flight,
             idempotent=idempotent,
             compression=CODECS_BY_NAME[compression],
+            transactional=transactional_id is not None,
         )
+        transactions = None if transactional_id is None else TransactionManager(transactional_id)
         self._sender = Sender(
             self._cluster,
             self._accumulator,
@@ -89,7 +102,19 @@ class Producer:
             acks=acks,
             max_request_size=max_request_size,
             max_in_flight=max_in_flight,
+            transactions=transactions,
         )
+        self._transactions: TransactionCoordinator | None = None
+        if transactions is not None:
+            self._transactions = TransactionCoordinator(
+                self._cluster,
+                self._accumulator,
+                transactions,
+                flush=self.flush,
+                wakeup=self._sender.wakeup,
+                transaction_timeout_ms=transaction_timeout_ms,
+                max_block_ms=max_block_ms,
+            )
         self._sticky = StickyPartitioner(self._cluster.random.randrange)
         self._tracked_topics: dict[str, None] = {}
         """The topics sent to so far, which the cluster tracks."""
@@ -100,16 +125,20 @@ class Producer:
         self._is_closed = False
 
     async def start(self) -> None:
+        """Connects. A transactional producer also fences others with its id and waits until their transaction ends."""
         if self._is_open or self._is_closed:
             raise IllegalStateError("a producer can be started only once")
         if self._owns_cluster:
             await self._cluster.start()
+        if self._transactions is not None:
+            await self._transactions.init_transactions()
         self._is_open = True
         self._sender.start()
 
     async def close(self, *, timeout_ms: int | None = None) -> None:
         """Delivers all records and closes. Without `timeout_ms`, waits until every record has a result.
 
+        Aborts an open transaction.
         Records that have no result after the timeout, or when this call is cancelled, fail as in `abort`.
         """
         self._is_open = False
@@ -117,6 +146,8 @@ class Producer:
         try:
             if not self._is_closed:
                 async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+                    if self._transactions is not None:
+                        await self._transactions.close()
                     await self.flush()
         except TimeoutError:
             _log.warning("the producer closes before all records are delivered", timeout_ms=timeout_ms)
@@ -124,10 +155,16 @@ class Producer:
             await self.abort()
 
     async def abort(self) -> None:
-        """Closes at once. Records without a result fail; they may or may not have been written."""
+        """Closes at once. Records without a result fail; they may or may not have been written.
+
+        An open transaction is aborted by the coordinator, after its timeout or when the next producer with the same
+        transactional id starts.
+        """
         self._is_open = False
         self._is_closed = True
         try:
+            if self._transactions is not None:
+                await self._transactions.stop()
             await self._sender.stop()
         finally:
             if self._owns_cluster:
@@ -151,6 +188,15 @@ class Producer:
         else:
             await self.abort()
 
+    # Transactions
+
+    def transaction(self) -> Transaction:
+        """Returns the next transaction, for `async with`. Every record must be sent in one."""
+        self._check_open()
+        if self._transactions is None:
+            raise IllegalStateError("a producer without a transactional_id has no transactions")
+        return Transaction(self._transactions)
+
     # Sending
 
     async def send(
@@ -169,6 +215,7 @@ class Producer:
         hash of the key selects the partition. Records without a key go to one partition per batch.
         """
         self._check_open()
+        self._check_transaction()
         _validate_topic_name(topic)
         timestamp = self._cluster.clock.wall_ms() if timestamp_ms is None else timestamp_ms
         record = _validate_record(Record(timestamp=timestamp, key=key, value=value, headers=tuple(headers)))
@@ -189,6 +236,8 @@ class Producer:
         future: asyncio.Future[RecordMetadata] = asyncio.get_running_loop().create_future()
         if self._accumulator.append(target, record, size, future, self._sender.now_ms()):
             self._sender.wakeup()
+        if self._transactions is not None:
+            self._transactions.handle_append(target)
         return future
 
     async def send_section(self, topic: str, partition: int, section: Section) -> "asyncio.Future[RecordMetadata]":
@@ -199,6 +248,7 @@ class Producer:
         cannot split it. The bytes of the section are not copied, so they must not change until the future is done.
         """
         self._check_open()
+        self._check_transaction()
         _validate_topic_name(topic)
         size = len(_validate_section(section).data)
         if size + HEADER_SIZE > self._max_request_size:
@@ -212,6 +262,8 @@ class Producer:
         future: asyncio.Future[RecordMetadata] = asyncio.get_running_loop().create_future()
         self._accumulator.append_section(target, section, future, self._sender.now_ms())
         self._sender.wakeup()
+        if self._transactions is not None:
+            self._transactions.handle_append(target)
         return future
 
     async def flush(self) -> None:
@@ -235,15 +287,23 @@ class Producer:
         if not self._is_open:
             raise IllegalStateError("the producer is not open: it was not started, or it is closed")
 
+    def _check_transaction(self, number: int | None = None) -> int | None:
+        """Returns the number of the open transaction, None without a transactional id. Raises an error if none is open,
+        or another one than `number`."""
+        return None if self._transactions is None else self._transactions.manager.check_in_transaction(number)
+
     async def _wait_for_metadata_and_memory(self, topic: str, size: int) -> None:
+        transaction = self._check_transaction()
         try:
             async with asyncio.timeout(self._max_block_ms / 1000):
                 await self._wait_on_metadata(topic)
                 await self._wait_for_memory(size)
         except TimeoutError:
             raise RequestTimedOutError(f"{topic!r} accepted no record for {self._max_block_ms} ms") from None
-        # Check again, because the record would never be sent if the producer was closed in the meantime.
+        # Check again, because the record would never be sent if the producer was closed in the meantime, or would be
+        # sent in the next transaction.
         self._check_open()
+        self._check_transaction(transaction)
 
     async def _wait_on_metadata(self, topic: str) -> None:
         """Waits until the topic exists, and adds it to the tracked topics of the cluster."""
@@ -311,6 +371,8 @@ class Producer:
         """Resolves the futures of these batches, and wakes callers that wait for memory or a flush."""
         for result in results:
             _resolve_futures(result)
+            if result.error is not None and self._transactions is not None:
+                self._transactions.manager.handle_error(TransactionRequest.PRODUCE, result.error)
         if self._is_closed:
             closed = ConnectionLostError("the producer was closed before the record was delivered")
             for result in self._accumulator.abort_undrained(closed):

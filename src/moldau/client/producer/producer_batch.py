@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from moldau.client.errors import KafkaError
 from moldau.client.record import TopicPartition
-from moldau.records.batch import HEADER_SIZE, NO_PRODUCER_ID, NO_SEQUENCE, SEQUENCE_LIMIT
+from moldau.records.batch import HEADER_SIZE, NO_PRODUCER_ID, NO_SEQUENCE, SEQUENCE_LIMIT, TRANSACTIONAL_MASK
 from moldau.records.batch_builder import NO_LEADER_EPOCH, NO_PRODUCER_EPOCH, Section, build_batch, encode_batch
 from moldau.records.record import Record
 
@@ -42,13 +42,14 @@ class RecordsPayload:
     def size(self) -> int:
         return sum(map(estimate_record_size, self.records))
 
-    def build(self, producer: ProducerIdAndEpoch, base_sequence: int) -> bytes:
+    def build(self, producer: ProducerIdAndEpoch, base_sequence: int, transactional: bool) -> bytes:
         return build_batch(
             self.records,
             compression=self.compression,
             producer_id=producer.producer_id,
             producer_epoch=producer.epoch,
             base_sequence=base_sequence,
+            transactional=transactional,
         )
 
     def split(self) -> "tuple[RecordsPayload, RecordsPayload] | None":
@@ -81,12 +82,12 @@ class SectionPayload:
     def size(self) -> int:
         return len(self.section.data)
 
-    def build(self, producer: ProducerIdAndEpoch, base_sequence: int) -> bytes:
+    def build(self, producer: ProducerIdAndEpoch, base_sequence: int, transactional: bool) -> bytes:
         return encode_batch(
             self.section.data,
             base_offset=0,
             leader_epoch=NO_LEADER_EPOCH,
-            attributes=self.section.compression,
+            attributes=self.section.compression | transactional * TRANSACTIONAL_MASK,
             last_offset_delta=self.section.count - 1,
             base_timestamp=self.section.base_timestamp,
             max_timestamp=self.section.max_timestamp,

@@ -10,10 +10,13 @@ broker that does not know a producer accepts any first sequence number.
 A batch that fails permanently leaves a gap in the sequence. The later batches then continue with the next producer
 epoch and sequence 0. This is safe only for batches that were certainly not written. Batches that may have been written
 fail, because the broker cannot detect duplicates under a new epoch.
+
+In a transaction such a batch fails the transaction. Nothing more is sent to its partition until the transaction has
+ended, and the caller sets the next epoch.
 """
 
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -67,7 +70,8 @@ class _PartitionQueue:
     """The batches of one partition, in order."""
 
     producer_id_and_epoch: ProducerIdAndEpoch | None
-    """The producer id and epoch for this partition; None until a producer id is known."""
+    """The producer id and epoch for this partition; None until a producer id is known, and with TV1 also while the
+    partition is not in a transaction."""
     waiting: list[ProducerBatch] = field(default_factory=list)
     in_flight: list[ProducerBatch] = field(default_factory=list)
     next_sequence: int = 0
@@ -91,6 +95,7 @@ class RecordAccumulator:
     in_flight_max: int
     idempotent: bool
     compression: int = NONE
+    transactional: bool = False
     _producer_id_and_epoch: ProducerIdAndEpoch | None = field(default=None, init=False)
     _queues: dict[TopicPartition, _PartitionQueue] = field(default_factory=dict, init=False)
     _used_bytes: int = field(default=0, init=False)
@@ -171,7 +176,8 @@ class RecordAccumulator:
     @property
     def needs_producer_id(self) -> bool:
         """Whether a batch waits for a (new) producer id."""
-        return self.idempotent and any(
+        is_idempotent_only = self.idempotent and not self.transactional
+        return is_idempotent_only and any(
             queue.producer_id_and_epoch is None and queue.waiting for queue in self._queues.values()
         )
 
@@ -181,6 +187,32 @@ class RecordAccumulator:
         for queue in self._queues.values():
             if queue.producer_id_and_epoch is None:
                 queue.producer_id_and_epoch = self._producer_id_and_epoch
+
+    # Transactions
+
+    def start_epoch(self, producer: ProducerIdAndEpoch | None) -> None:
+        """Starts all sequences again under this producer id and epoch, between two transactions.
+
+        With None (TV1), no partition is sent to before `resume_partitions`.
+        """
+        assert self.is_complete(self._last_batch_number), "a batch of an earlier epoch has no result yet"
+        self._queues.clear()
+        self._producer_id_and_epoch = producer
+
+    def suspend_partitions(self) -> None:
+        """Stops sending to all partitions at the end of a transaction (TV1). The sequences continue in the next one."""
+        for queue in self._queues.values():
+            queue.producer_id_and_epoch = None
+
+    def resume_partitions(self, partitions: Iterable[TopicPartition], producer: ProducerIdAndEpoch) -> None:
+        """Allows sending to partitions that have been added to the transaction (TV1)."""
+        for partition in partitions:
+            self._queues[partition].producer_id_and_epoch = producer
+
+    @property
+    def has_sequence_gap(self) -> bool:
+        """Whether a batch with a sequence number has failed in the current epoch of a transactional producer."""
+        return any(queue.needs_epoch_bump for queue in self._queues.values())
 
     # Draining
 
@@ -199,6 +231,8 @@ class RecordAccumulator:
 
     def _ready_at(self, queue: _PartitionQueue) -> int:
         if not queue.waiting or queue.producer_id_and_epoch is None:
+            return _NEVER
+        if self.transactional and queue.needs_epoch_bump:
             return _NEVER
         head = queue.waiting[0]
         if queue.in_flight:
@@ -228,7 +262,7 @@ class RecordAccumulator:
         if is_new_in_sequence:
             producer, sequence = queue.producer_id_and_epoch, queue.next_sequence
         if not batch.data:
-            batch.data = batch.payload.build(producer, sequence)
+            batch.data = batch.payload.build(producer, sequence, self.transactional)
         if is_new_in_sequence:
             batch.producer_id_and_epoch, batch.base_sequence = producer, sequence
             queue.next_sequence = (sequence + batch.payload.count) % SEQUENCE_LIMIT
@@ -280,6 +314,8 @@ class RecordAccumulator:
             else:
                 for half in halves:
                     insort(queue.waiting, half, key=_batch_order)
+        elif self.transactional and is_sequence_error and (is_first or error.code == ErrorCode.invalid_producer_epoch):
+            results.append(self._abort_batch(queue, batch, error))
         elif is_sequence_error or error.is_retriable:
             # A sequence error is expected if an earlier batch has failed. Otherwise the broker has lost the
             # producer's state, and the sequence starts again in a new epoch.
@@ -340,7 +376,7 @@ class RecordAccumulator:
         if queue.in_flight:
             return []
         queue.is_draining = False
-        if not queue.needs_epoch_bump:
+        if not queue.needs_epoch_bump or self.transactional:
             return []
         assert queue.producer_id_and_epoch is not None, "there is no sequence without a producer id"
         producer_id, epoch = queue.producer_id_and_epoch

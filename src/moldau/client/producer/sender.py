@@ -10,6 +10,7 @@ from moldau.client.net.connection import Connection
 from moldau.client.net.metadata import NO_LEADER
 from moldau.client.producer.producer_batch import ProducerBatch, ProduceResult
 from moldau.client.producer.record_accumulator import RecordAccumulator
+from moldau.client.producer.transaction_manager import TransactionManager
 from moldau.client.record import TopicPartition
 from moldau.concurrency.backoff import Backoff
 from moldau.concurrency.tasks import cancel_and_wait, wait_until
@@ -22,6 +23,8 @@ LANE = "produce"
 
 _TRANSACTION_TIMEOUT_MS = 60_000
 """The value for a field of InitProducerId that only transactions use."""
+_CONCURRENT_TRANSACTIONS_BACKOFF_MS = 20
+"""The backoff while the previous transaction of the producer is being completed, which takes a few milliseconds."""
 _RECORD_ERRORS_SHOWN_MAX = 3
 _log = get_logger("client.sender")
 
@@ -38,6 +41,7 @@ class Sender:
         acks: int,
         max_request_size: int,
         max_in_flight: int,
+        transactions: TransactionManager | None = None,
     ) -> None:
         """`on_results` is called with the results of completed batches."""
         self._cluster = cluster
@@ -46,6 +50,7 @@ class Sender:
         self._acks = acks
         self._max_request_size = max_request_size
         self._max_in_flight = max_in_flight
+        self._transactions = transactions
         self._backoff = cluster.backoff()
         self._wakeup = asyncio.Event()
         self._stop_listening: Callable[[], None] = _do_nothing
@@ -89,6 +94,8 @@ class Sender:
             self._handle_results(self._accumulator.expire_batches(now_ms))
             if self.failure is not None:
                 self._handle_results(self._accumulator.abort_undrained(self.failure))
+            elif self._transactions is not None and self._transactions.has_failed:
+                self._handle_results(self._accumulator.abort_undrained(self._transactions.batch_error()))
             elif self._accumulator.needs_producer_id and self._producer_id_task is None:
                 self._producer_id_task = asyncio.get_running_loop().create_task(
                     self._init_producer_id(), name=f"{self._cluster.client_id} gets a producer id"
@@ -171,20 +178,23 @@ class Sender:
             each = {"index": batch.partition.partition, "records": batch.data}
             topics.setdefault(batch.partition.topic, []).append(each)
         tree = {
-            "transactional_id": None,
+            "transactional_id": None if self._transactions is None else self._transactions.transactional_id,
             "acks": self._acks,
             "timeout": self._cluster.request_timeout_ms,
             "topic_data": [{"name": name, "partition_data": each} for name, each in topics.items()],
         }
         # Wait longer than the timeout in the request, so that a timeout response of the broker can arrive.
         timeout_ms = self._cluster.request_timeout_ms + self._cluster.retry_backoff_max_ms
+        version, version_max = (None, None) if self._transactions is None else self._transactions.produce_versions
         try:
             if self._acks == 0:
                 connection.send_without_response(ApiKey.PRODUCE, tree)
                 for batch in batches:
                     self._handle_results(self._accumulator.complete_batch(batch, -1))
                 return
-            response = connection.call(ApiKey.PRODUCE, tree, timeout_ms=timeout_ms)
+            response = connection.call(
+                ApiKey.PRODUCE, tree, timeout_ms=timeout_ms, version=version, version_max=version_max
+            )
         except KafkaError as error:
             self._handle_unsent(batches, error)
             raise
@@ -238,9 +248,13 @@ class Sender:
 
     def _fail_batch(self, batch: ProducerBatch, error: KafkaError) -> None:
         _log.debug("batch failed", partition=batch.partition, attempt=batch.attempts, error=error)
+        now_ms = retry_at_ms = self.now_ms()
+        if error.code == ErrorCode.concurrent_transactions:
+            retry_at_ms += _CONCURRENT_TRANSACTIONS_BACKOFF_MS
+            self._handle_results(self._accumulator.fail_batch(batch, error, now_ms, retry_at_ms))
+            return
         if error.is_retriable:
             self._cluster.refresh_soon()
-        now_ms = retry_at_ms = self.now_ms()
         if not self._cluster.has_newer_leader(batch.partition, batch.leader_epoch):
             retry_at_ms += self._backoff.delay_ms(batch.attempts)
         self._handle_results(self._accumulator.fail_batch(batch, error, now_ms, retry_at_ms))
