@@ -102,6 +102,7 @@ class ScriptedCluster(Cluster):
         *,
         timeout_ms: int | None = None,
         version_max: int | None = None,
+        version: int | None = None,
         lane: str = "",
     ) -> Message:
         await asyncio.sleep(0.001)

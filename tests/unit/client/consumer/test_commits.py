@@ -145,3 +145,38 @@ def test_offsets_of_one_generation_are_not_committed_in_the_name_of_the_next() -
         await fetch_manager.close()
 
     run(scenario)
+
+
+def test_a_transaction_commits_for_the_generation_that_owns_the_partitions() -> None:
+    cluster = ScriptedCluster()
+    cluster.log = [b"a"]
+
+    async def scenario() -> None:
+        async with in_group(cluster) as consumer:
+            consumer.subscribe(["t"])
+            with pytest.raises(CommitFailedError, match="not in the group"):
+                consumer.commit_metadata([HERE])
+            await anext(consumer)
+            assert consumer.commit_metadata([HERE]) == consumer.group_metadata()
+            assert consumer.group_metadata().generation_id == 1
+            with pytest.raises(CommitFailedError, match="t-1 is no longer assigned"):
+                consumer.commit_metadata([HERE, THERE])
+            cluster.answers[ApiKey.HEARTBEAT] = lambda _: {"error_code": ErrorCode.unknown_member_id.value}
+            while consumer.group_metadata().member_id:
+                await asyncio.sleep(1)
+            with pytest.raises(CommitFailedError, match="not in the group"):
+                consumer.commit_metadata([HERE])
+
+    run(scenario)
+
+
+def test_a_transaction_commits_assigned_partitions_without_a_generation() -> None:
+    cluster = ScriptedCluster()
+
+    async def scenario() -> None:
+        async with in_group(cluster) as consumer:
+            consumer.assign([HERE])
+            metadata = consumer.commit_metadata([HERE])
+            assert (metadata.generation_id, metadata.member_id, metadata.group_instance_id) == (-1, "", None)
+
+    run(scenario)

@@ -1,6 +1,7 @@
 """The fetcher under scripted faults, and the parsing of fetch responses."""
 
 import asyncio
+import random
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 from uuid import UUID
@@ -21,7 +22,8 @@ from moldau.client.errors import ErrorCode
 from moldau.client.net.cluster import Cluster
 from moldau.client.net.metadata import PartitionInfo, TopicInfo
 from moldau.client.record import TopicPartition, decode_records
-from moldau.records.batch_builder import build_batch
+from moldau.records.batch import CONTROL_MASK, TRANSACTIONAL_MASK
+from moldau.records.batch_builder import build_batch, encode_batch
 from moldau.records.control_records import EndTransaction
 from moldau.records.record import Record
 from moldau.wire.api_keys import ApiKey
@@ -831,3 +833,84 @@ def test_nothing_is_returned_if_aborted_transactions_cannot_be_determined() -> N
     aborted = [Message(producer_id=1, first_offset=0)]
     data = batch(0, "aborted", **one) + unreadable
     assert contents(data, isolation=READ_COMMITTED, aborted=aborted) == ([], 0, ErrorCode.corrupt_message)
+
+
+def test_the_list_of_aborted_transactions_needs_no_order() -> None:
+    one = {"producer_id": 1, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
+    two = {**one, "producer_id": 2}
+    data = b"".join(
+        [
+            batch(0, "aborted", **one),
+            marker(1, 1, commit=False),
+            batch(2, "committed", **one),
+            marker(3, 1, commit=True),
+            batch(4, "aborted", **two),
+            batch(5, "aborted", **one),
+            marker(6, 1, commit=False),
+            marker(7, 2, commit=False),
+        ]
+    )
+    aborted = [Message(producer_id=pid, first_offset=first) for pid, first in ((1, 5), (2, 4), (1, 0))]
+    assert contents(data, isolation=READ_COMMITTED, aborted=aborted) == ([2], 8, None)
+
+
+def test_batches_that_compaction_has_emptied_are_passed_over() -> None:
+    one = {"producer_id": 1, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
+    emptied_marker = encode_batch(
+        b"",
+        base_offset=4,
+        leader_epoch=0,
+        attributes=TRANSACTIONAL_MASK | CONTROL_MASK,
+        last_offset_delta=0,
+        base_timestamp=0,
+        max_timestamp=0,
+        producer_id=1,
+        producer_epoch=0,
+        base_sequence=-1,
+        count=0,
+    )
+    data = batch(2, "aborted", **one) + marker(3, 1, commit=False) + emptied_marker + batch(5, "committed", **one)
+    aborted = [Message(producer_id=1, first_offset=0)]
+    assert contents(data, isolation=READ_COMMITTED, aborted=aborted) == ([5], 6, None)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_read_committed_reads_exactly_the_committed_batches(seed: int) -> None:
+    """Random interleaved transactions, read from a random position of a log from which batches were compacted."""
+    generator = random.Random(seed)
+    log: list[tuple[int, int, bytes, bool]] = []
+    """Offset, producer id (-1 for a plain batch), batch, and whether it is a marker."""
+    open_since: dict[int, int] = {}
+    aborted: list[tuple[int, int, int]] = []
+    """Producer id, first offset and marker of each aborted transaction."""
+    committed: dict[int, int] = {}
+    """The producer id of each committed batch."""
+    pending: dict[int, list[int]] = {}
+    for offset in range(60):
+        pid = generator.randrange(-1, 4)
+        if pid >= 0 and pid in open_since and generator.random() < 0.3:
+            commit = generator.random() < 0.5
+            log.append((offset, pid, marker(offset, pid, commit=commit), True))
+            first, offsets = open_since.pop(pid), pending.pop(pid)
+            if commit:
+                committed.update(dict.fromkeys(offsets, pid))
+            else:
+                aborted.append((pid, first, offset))
+        elif pid >= 0:
+            fields = {"producer_id": pid, "producer_epoch": 0, "base_sequence": offset, "transactional": True}
+            log.append((offset, pid, batch(offset, "x", **fields), False))
+            open_since.setdefault(pid, offset)
+            pending.setdefault(pid, []).append(offset)
+        else:
+            log.append((offset, pid, batch(offset, "x"), False))
+            committed[offset] = pid
+    last_stable_offset = min([60, *open_since.values()])
+    position = generator.randrange(max(1, last_stable_offset))
+    kept = [each for each in log if position <= each[0] < last_stable_offset and (each[3] or generator.random() < 0.8)]
+    visible = [Message(producer_id=pid, first_offset=first) for pid, first, last in aborted if last >= position]
+    generator.shuffle(visible)
+    data = b"".join(each[2] for each in kept)
+    found, next_offset, error = contents(data, position, READ_COMMITTED, visible)
+    assert error is None
+    assert found == [each[0] for each in kept if each[0] in committed]
+    assert next_offset == (kept[-1][0] + 1 if kept else position)

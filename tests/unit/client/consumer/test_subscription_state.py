@@ -230,3 +230,15 @@ def test_a_position_has_the_leader_epoch_of_skipped_batches(is_raw: bool) -> Non
     else:
         buffer.take_records(10)
     assert heard == [(1, 3), (4, 5)]
+
+
+def test_a_seek_to_the_committed_offset_has_a_default() -> None:
+    positions = assigned(A, B, reset=OffsetResetStrategy.LATEST)
+    positions.seek(A, 5)
+    positions.pause([A])
+    positions.request_committed(A, 3)
+    positions.request_committed(B, 4)
+    assert positions.position(A) is None
+    assert positions.paused == [A]
+    positions.apply_committed(positions.initializing_partitions(), {A: OffsetAndMetadata(7)})
+    assert (positions.position(A), positions.position(B)) == (7, 4)

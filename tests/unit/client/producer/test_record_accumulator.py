@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from moldau.client.errors import ConnectionLostError, ErrorCode, KafkaError
-from moldau.client.producer.producer_batch import ProducerBatch, ProduceResult, estimate_record_size
+from moldau.client.producer.producer_batch import ProducerBatch, ProduceResult, ProducerIdAndEpoch, estimate_record_size
 from moldau.client.producer.record_accumulator import EPOCH_MAX, RecordAccumulator
 from moldau.client.record import TopicPartition
 from moldau.records.batch import SEQUENCE_LIMIT, Batch
@@ -552,3 +552,64 @@ def test_a_new_leader_does_not_end_the_linger_of_a_new_batch() -> None:
     to.end_backoffs(lambda *_: True)
     assert to.ready_partitions(5) == []
     assert to.ready_partitions(10) == [ORDERS]
+
+
+# Transactions
+
+
+def test_batches_of_a_transactional_producer_say_so() -> None:
+    to = accumulator(transactional=True)
+    put(to, "a")
+    put_section(to, "b")
+    first = to.drain_next(ORDERS)
+    assert Batch(first.data).is_transactional
+    to.complete_batch(first, 0)
+    assert Batch(to.drain_next(ORDERS).data).is_transactional
+
+
+@pytest.mark.parametrize("code", [ErrorCode.out_of_order_sequence_number, ErrorCode.invalid_producer_epoch])
+def test_a_gap_fails_the_transaction_and_stops_the_partition(code: ErrorCode) -> None:
+    to = accumulator(transactional=True)
+    known(to)
+    batches(to, "a", "b", "c")
+    first, second = to.drain_next(ORDERS), to.drain_next(ORDERS)
+    (failed,) = to.fail_batch(first, KafkaError(code), 0, 0)
+    assert failed.error is not None
+    assert failed.error.code is code
+    assert to.has_sequence_gap
+    to.fail_batch(second, OUT_OF_ORDER, 0, 0)
+    assert to.ready_partitions(10_000) == []
+    to.abort_undrained(LOST)
+    to.start_epoch(ProducerIdAndEpoch(1, 1))
+    assert not to.has_sequence_gap
+    batches(to, "d")
+    again = Batch(to.drain_next(ORDERS).data)
+    assert (again.producer_epoch, again.base_sequence) == (1, 0)
+
+
+def test_a_later_batch_of_a_transaction_is_retried_in_order() -> None:
+    to = accumulator(transactional=True)
+    known(to)
+    batches(to, "a", "b")
+    first, second = to.drain_next(ORDERS), to.drain_next(ORDERS)
+    assert to.fail_batch(first, LOST, 0, 0) == []
+    assert to.fail_batch(second, OUT_OF_ORDER, 0, 0) == []
+    assert not to.has_sequence_gap
+    assert values(to.drain_next(ORDERS)) == ["a"]
+    assert values(to.drain_next(ORDERS)) == ["b"]
+
+
+def test_tv1_sends_to_a_partition_only_while_it_is_in_the_transaction() -> None:
+    to = accumulator(transactional=True)
+    producer = ProducerIdAndEpoch(1, 0)
+    to.start_epoch(None)
+    for number, value in enumerate(("a", "b")):
+        batches(to, value)
+        assert to.ready_partitions(0) == []
+        assert not to.needs_producer_id
+        to.resume_partitions([ORDERS], producer)
+        batch = to.drain_next(ORDERS)
+        assert Batch(batch.data).base_sequence == number
+        to.complete_batch(batch, 0)
+        to.suspend_partitions()
+    assert not to.has_sequence_gap
