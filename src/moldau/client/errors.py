@@ -116,8 +116,8 @@ class TransactionAbortableError(KafkaError):
     """
 
     def __init__(self, cause: KafkaError) -> None:
-        super().__init__(cause.code, f"abort the transaction and repeat it, it cannot be committed: {cause}")
-        self.__cause__ = cause
+        super().__init__(cause.code, f"the transaction must be aborted: {cause.message or cause.code.name}")
+        self.cause = self.__cause__ = cause
 
     @property
     def is_retriable(self) -> bool:

@@ -50,7 +50,8 @@ async def exactly_once(
     first_offsets: dict[TopicPartition, int] = {}
     for record in records:
         first_offsets.setdefault(TopicPartition(record.topic, record.partition), record.offset)
-    next_offsets = {each: consumer.consumed_offset(each) for each in first_offsets}
+    consumed = consumer.consumed_offsets()
+    next_offsets = {each: consumed[each] for each in first_offsets}
     transaction = producer.transaction()
     try:
         async with transaction:

@@ -468,9 +468,9 @@ class Consumer:
         limit_ms = self.cluster.request_timeout_ms if timeout_ms is None else timeout_ms
         return await self._fetch_manager.position(TopicPartition(*partition), limit_ms)
 
-    def consumed_offset(self, partition: TopicPartition) -> OffsetAndMetadata:
-        """Returns the offset to commit after the records that were returned so far."""
-        return self._subscriptions.all_consumed()[partition]
+    def consumed_offsets(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Returns the offsets to commit after the records that were returned so far."""
+        return self._subscriptions.all_consumed()
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
         """Sets the position of a partition and discards its buffered records."""

@@ -12,7 +12,7 @@ With a `transactional_id`, records are sent in transactions (transaction.py).
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Self
 
 from moldau.client.errors import ConnectionLostError, ErrorCode, IllegalStateError, KafkaError, RequestTimedOutError
@@ -23,7 +23,7 @@ from moldau.client.producer.producer_batch import ProduceResult, estimate_record
 from moldau.client.producer.record_accumulator import RecordAccumulator
 from moldau.client.producer.sender import Sender
 from moldau.client.producer.transaction import Transaction, TransactionCoordinator
-from moldau.client.producer.transaction_manager import TransactionManager, TransactionRequest
+from moldau.client.producer.transaction_manager import TransactionManager
 from moldau.client.record import TopicPartition, is_valid_topic_name
 from moldau.observe.logging import get_logger
 from moldau.records.batch import HEADER_SIZE
@@ -215,7 +215,8 @@ class Producer:
         hash of the key selects the partition. Records without a key go to one partition per batch.
         """
         self._check_open()
-        self._check_transaction()
+        if self._transactions is not None:
+            self._check_transaction()
         _validate_topic_name(topic)
         timestamp = self._cluster.clock.wall_ms() if timestamp_ms is None else timestamp_ms
         record = _validate_record(Record(timestamp=timestamp, key=key, value=value, headers=tuple(headers)))
@@ -370,9 +371,10 @@ class Producer:
     def _handle_results(self, results: Iterable[ProduceResult]) -> None:
         """Resolves the futures of these batches, and wakes callers that wait for memory or a flush."""
         for result in results:
-            _resolve_futures(result)
-            if result.error is not None and self._transactions is not None:
-                self._transactions.manager.handle_error(TransactionRequest.PRODUCE, result.error)
+            if result.error is None or self._transactions is None:
+                _resolve_futures(result)
+            else:
+                _resolve_futures(result, self._transactions.manager.handle_batch_error(result.error))
         if self._is_closed:
             closed = ConnectionLostError("the producer was closed before the record was delivered")
             for result in self._accumulator.abort_undrained(closed):
@@ -422,13 +424,14 @@ def _validate_record(record: Record) -> Record:
     return record
 
 
-def _resolve_futures(result: ProduceResult) -> None:
+def _resolve_futures(result: ProduceResult, make_error: Callable[[], KafkaError] | None = None) -> None:
     topic, partition = result.batch.partition
     for future, offset, timestamp in result.batch.payload.record_results(result.base_offset, result.log_append_time_ms):
         if future.done():
             continue
         if result.error is not None:
-            future.set_exception(KafkaError(result.error.code, result.error.message))
+            error = KafkaError(result.error.code, result.error.message) if make_error is None else make_error()
+            future.set_exception(error)
             # Retrieve the exception, so that asyncio does not report it if the caller never awaits the future.
             future.exception()
         else:

@@ -80,7 +80,7 @@ class Transaction:
     @property
     def is_outcome_unknown(self) -> bool:
         """Whether a commit was sent and neither succeeded nor was refused."""
-        return self._manager.is_outcome_unknown(self._begun_number())
+        return self._number is not None and self._manager.is_outcome_unknown(self._number)
 
     def _begun_number(self) -> int:
         if self._number is None:
@@ -150,9 +150,12 @@ class TransactionCoordinator:
 
     async def close(self) -> None:
         """Aborts an open transaction."""
-        if self.manager.is_open(self.manager.number):
+        async with self._lock:
+            if not self.manager.is_open(self.manager.number):
+                return
+            self.manager.begin_abort(self.manager.number)
             try:
-                await self.abort(self.manager.number)
+                await self._abort()
             except KafkaError as error:
                 _log.warning("an open transaction was not aborted", id=self.manager.transactional_id, error=error)
 

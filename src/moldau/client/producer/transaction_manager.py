@@ -5,6 +5,7 @@ and every transaction has its own producer epoch. With TV1 the producer adds par
 stays, so after an abort that left a gap in a sequence the producer needs a new one.
 """
 
+from collections.abc import Callable
 from enum import Enum
 
 from moldau.client.errors import (
@@ -263,10 +264,19 @@ class TransactionManager:
         """Raises the error of the current state, if it has one. Each caller gets its own exception."""
         error = self.error
         if self.state is TransactionState.FATAL_ERROR and error is not None:
-            kind = ProducerFencedError if isinstance(error, ProducerFencedError) else KafkaError
-            raise kind(error.code, error.message)
+            raise _copy(error)
         if self.state is TransactionState.ABORTABLE_ERROR and error is not None:
             raise TransactionAbortableError(error)
+
+    def handle_batch_error(self, error: KafkaError) -> Callable[[], KafkaError]:
+        """Fails the transaction after a failed batch. Returns a function that makes the error of each record."""
+        self.handle_error(TransactionRequest.PRODUCE, error)
+        fatal = self.error if self.state is TransactionState.FATAL_ERROR else None
+        if fatal is not None:
+            return lambda: _copy(fatal)
+        if self.state is TransactionState.ABORTABLE_ERROR and not isinstance(error, TransactionAbortableError):
+            return lambda: TransactionAbortableError(error)
+        return lambda: _copy(error)
 
     def batch_error(self) -> KafkaError:
         """Returns the error of batches that are dropped because the transaction has failed."""
@@ -283,3 +293,11 @@ class TransactionManager:
             f"the outcome of the {name} is unknown ({error}): call `{name}` again, or close the producer and start a "
             "new one, which waits for the outcome"
         )
+
+
+def _copy(error: KafkaError) -> KafkaError:
+    """Returns an equal error, because an exception that is raised several times collects the tracebacks of all."""
+    if isinstance(error, TransactionAbortableError):
+        return TransactionAbortableError(error.cause)
+    kind = ProducerFencedError if isinstance(error, ProducerFencedError) else KafkaError
+    return kind(error.code, error.message)
