@@ -4,6 +4,7 @@ import asyncio
 import random
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
@@ -478,29 +479,50 @@ def test_a_killed_process_loses_and_doubles_nothing(bootstrap: str) -> None:
             sent = await fill(cluster, source, 6_000)
             arguments = (bootstrap, source, target, unique("group"), unique("worker"), "--static")
             for _ in range(KILLS):
-                with worker(*arguments) as process:
-                    await kill_after(process, generator.randint(1, 10), generator.uniform(0, 0.05))
+                worker = Worker(*arguments)
+                try:
+                    await worker.commits(generator.randint(1, 10))
+                    await asyncio.sleep(generator.uniform(0, 0.05))
+                finally:
+                    worker.kill()
             assert len(await values(cluster, target)) < len(sent), "the worker was too fast for the kills"
-            with worker(*arguments) as process:
+            worker = Worker(*arguments)
+            try:
                 while await values(cluster, target) != sent:
                     await asyncio.sleep(0.5)
-                process.kill()
+            finally:
+                worker.kill()
             check_copy(await read_all(cluster, target), sent)
 
     run(test(), KILL_DEADLINE_S)
 
 
-def worker(*arguments: str) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, str(Path(exactly_once_worker.__file__)), *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE)
+class Worker:
+    """A process of `exactly_once_worker.py`, and how many transactions it has committed."""
 
+    def __init__(self, *arguments: str) -> None:
+        command = [sys.executable, str(Path(exactly_once_worker.__file__)), *arguments]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        self.committed = 0
+        self._reader = threading.Thread(target=self._count)
+        self._reader.start()
 
-async def kill_after(process: "subprocess.Popen[bytes]", transactions: int, delay_s: float) -> None:
-    """Kills a worker with SIGKILL some time after it has committed this many transactions."""
-    assert process.stdout is not None
-    for _ in range(transactions):
-        line = await asyncio.to_thread(process.stdout.readline)
-        assert line, "the worker ended by itself"
-    await asyncio.sleep(delay_s)
-    assert process.poll() is None, "the worker ended by itself"
-    process.kill()
+    def _count(self) -> None:
+        assert self.process.stdout is not None
+        for _ in self.process.stdout:
+            self.committed += 1
+
+    async def commits(self, count: int) -> None:
+        """Waits until the process has committed this many transactions more."""
+        wanted = self.committed + count
+        while self.committed < wanted:
+            assert self.process.poll() is None, "the worker ended by itself"
+            await asyncio.sleep(0.005)
+
+    def kill(self) -> None:
+        """Kills the process with SIGKILL."""
+        self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()

@@ -1,0 +1,53 @@
+"""A process that copies a topic exactly once, on three nodes: the process, leaders and coordinators are killed in turn.
+MOLDAU_EXACTLY_ONCE_KILLS sets the number of kills (6)."""
+
+import asyncio
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from clients.test_moldau_transactions import Worker, check_copy, fill, read_all, run, values, with_topics
+from support.broker_process_cluster import BrokerProcessCluster
+from support.topics import unique
+
+pytestmark = pytest.mark.clients
+
+KILLS = int(os.environ.get("MOLDAU_EXACTLY_ONCE_KILLS", "6"))
+DEADLINE_S = 60 + 30 * KILLS
+
+
+def test_nothing_is_lost_or_doubled_when_workers_and_nodes_are_killed(tmp_path: Path) -> None:
+    async def test(nodes: BrokerProcessCluster) -> None:
+        generator = random.Random(3)
+        async with with_topics(nodes.bootstrap, 2) as (cluster, [source, target]):
+            sent = await fill(cluster, source, 1_000 * KILLS)
+            arguments = (nodes.bootstrap, source, target, unique("group"), unique("worker"), "--static")
+            worker = Worker(*arguments)
+            try:
+                for number in range(KILLS):
+                    if number % 2:
+                        await worker.commits(generator.randint(1, 10))
+                        await asyncio.sleep(generator.uniform(0, 0.05))
+                        worker.kill()
+                        worker = Worker(*arguments)
+                    else:
+                        await kill_node(nodes, 1 + number // 2 % len(nodes.nodes), worker)
+                assert len(await values(cluster, target)) < len(sent), "the worker was too fast for the kills"
+                while await values(cluster, target) != sent:
+                    await asyncio.sleep(0.5)
+            finally:
+                worker.kill()
+            check_copy(await read_all(cluster, target), sent)
+
+    async def kill_node(nodes: BrokerProcessCluster, victim: int, worker: Worker) -> None:
+        """Kills a node and starts it again when the worker has continued without it."""
+        await worker.commits(3)
+        nodes.kill(victim)
+        await worker.commits(20)
+        await asyncio.to_thread(nodes.start, victim)
+        await worker.commits(3)
+
+    with BrokerProcessCluster(tmp_path, settings={"transaction.state.log.num.partitions": "4"}) as nodes:
+        run(test(nodes), DEADLINE_S)
