@@ -33,7 +33,7 @@ def test_nothing_is_lost_or_doubled_when_workers_and_nodes_are_killed(tmp_path: 
                         worker.kill()
                         worker = Worker(*arguments)
                     else:
-                        await kill_node(nodes, 1 + number // 2 % len(nodes.nodes), worker)
+                        await kill_node(nodes, 1 + number // 2 % len(nodes.nodes), worker, source, target)
                 assert len(await values(cluster, target)) < len(sent), "the worker was too fast for the kills"
                 while await values(cluster, target) != sent:
                     await asyncio.sleep(0.5)
@@ -41,13 +41,14 @@ def test_nothing_is_lost_or_doubled_when_workers_and_nodes_are_killed(tmp_path: 
                 worker.kill()
             check_copy(await read_all(cluster, target), sent)
 
-    async def kill_node(nodes: BrokerProcessCluster, victim: int, worker: Worker) -> None:
+    async def kill_node(nodes: BrokerProcessCluster, victim: int, worker: Worker, *topics: str) -> None:
         """Kills a node and starts it again when the worker has continued without it."""
         await worker.commits(3)
         nodes.kill(victim)
         await worker.commits(20)
         await asyncio.to_thread(nodes.start, victim)
-        await worker.commits(3)
+        for topic in (*topics, "__consumer_offsets", "__transaction_state"):
+            await asyncio.to_thread(nodes.wait_in_sync, topic)
 
     with BrokerProcessCluster(tmp_path, settings={"transaction.state.log.num.partitions": "4"}) as nodes:
         run(test(nodes), DEADLINE_S)

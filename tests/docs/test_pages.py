@@ -1,12 +1,15 @@
 """The first example of each documentation page runs as printed; only addresses and ports are replaced."""
 
+import asyncio
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from docs.pages import DEFAULT_BOOTSTRAP, PROJECT, blocks, free_ports, run, run_shell
+from docs.pages import DEFAULT_BOOTSTRAP, PROJECT, TIMEOUT_S, blocks, free_ports, run, run_shell
+from moldau.client import Admin, Consumer, Producer, TopicPartition
 from moldau.testing import Broker
 
 
@@ -34,6 +37,28 @@ def test_the_example_of_the_client_runs(tmp_path: Path) -> None:
     with Broker() as broker:
         example = blocks("docs/client.md", "python")[0].replace(DEFAULT_BOOTSTRAP, broker.bootstrap)
         assert "b'one'" in run([sys.executable, "-c", example], tmp_path, broker.bootstrap)
+
+
+def test_the_example_of_exactly_once_runs() -> None:
+    async def bill(bootstrap: str) -> None:
+        async with Admin(bootstrap) as admin:
+            for topic in ("orders", "invoices"):
+                await admin.create_topic(topic)
+        async with Producer(bootstrap) as producer:
+            await producer.send("orders", b"tea")
+        async with Consumer(bootstrap, isolation_level="read_committed", auto_offset_reset="earliest") as consumer:
+            consumer.assign([TopicPartition("invoices", 0)])
+            async with asyncio.timeout(TIMEOUT_S):
+                assert (await anext(consumer)).value == b"TEA"
+
+    example = next(block for block in blocks("docs/client.md", "python") if "exactly_once(" in block)
+    with Broker() as broker:
+        program = example.replace(DEFAULT_BOOTSTRAP, broker.bootstrap)
+        with subprocess.Popen([sys.executable, "-c", program]) as process:
+            try:
+                asyncio.run(bill(broker.bootstrap))
+            finally:
+                process.kill()
 
 
 def test_the_example_of_one_broker_runs(tmp_path: Path) -> None:
