@@ -88,6 +88,7 @@ PURE = [
     "moldau.logs.producer_state",
     "moldau.client.producer.record_accumulator",
     "moldau.client.producer.producer_batch",
+    "moldau.client.producer.transaction_manager",
     "moldau.client.consumer.fetch_position",
     "moldau.client.security.sasl",
     "moldau.client.security.config",
