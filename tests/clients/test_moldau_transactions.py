@@ -33,6 +33,12 @@ KILLS = 10
 KILL_DEADLINE_S = 240
 
 
+@pytest.fixture(scope="module")
+def transaction_version() -> int:
+    """The finalized level of the feature."""
+    return 2
+
+
 def run(test: Coroutine[Any, Any, None], deadline_s: float = DEADLINE_S) -> None:
     async def limited() -> None:
         async with asyncio.timeout(deadline_s):
