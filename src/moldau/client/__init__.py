@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         RequestTimedOutError,
         TransactionAbortableError,
     )
-    from moldau.client.exactly_once import exactly_once
+    from moldau.client.consume_transform_produce import exactly_once
     from moldau.client.net.cluster import Cluster
     from moldau.client.producer.producer import Producer, RecordMetadata
     from moldau.client.producer.transaction import Transaction
@@ -73,7 +73,7 @@ _MODULES = {
     "Security": "moldau.client.security.config",
     "TopicPartition": "moldau.client.record",
     "Transaction": "moldau.client.producer.transaction",
-    "exactly_once": "moldau.client.exactly_once",
+    "exactly_once": "moldau.client.consume_transform_produce",
 }
 """The module of each exported name. Names that are missing here are in `moldau.client.errors`."""
 

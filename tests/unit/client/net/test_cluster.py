@@ -11,6 +11,7 @@ import pytest
 from moldau.client.admin.admin import Admin
 from moldau.client.consumer.offset_lookup import EARLIEST, list_offsets
 from moldau.client.errors import ClientClosedError, ConnectionLostError, ErrorCode, KafkaError, RequestTimedOutError
+from moldau.client.net.api_versions import FinalizedFeatures
 from moldau.client.net.cluster import Cluster, parse_bootstrap
 from moldau.client.net.connection import Connection
 from moldau.client.net.connection_pool import BrokerConnections
@@ -116,6 +117,7 @@ class Silence:
     is_open = True
     in_flight = 0
     reauthenticate_at = None
+    finalized_features = FinalizedFeatures()
 
     def __init__(self, host: str, port: int) -> None:
         self.address = (host, port)
