@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from moldau.client.admin.admin import Admin
+    from moldau.client.consume_transform_produce import exactly_once
     from moldau.client.consumer.consumer import Consumer
     from moldau.client.consumer.fetcher import Fetcher
     from moldau.client.consumer.subscription_state import OffsetAndMetadata
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
         RequestTimedOutError,
         TransactionAbortableError,
     )
-    from moldau.client.consume_transform_produce import exactly_once
     from moldau.client.net.cluster import Cluster
     from moldau.client.producer.producer import Producer, RecordMetadata
     from moldau.client.producer.transaction import Transaction

@@ -140,14 +140,14 @@ class Talk(Silence):
 class Mute(Talk):
     """A node that responds to Metadata requests only."""
 
-    async def call(self, api: ApiKey, tree: Any, *, timeout_ms: int, version_max: int | None = None) -> Message:
+    async def call(self, api: ApiKey, tree: Any, *, timeout_ms: int, **versions: int | None) -> Message:
         if api is not ApiKey.METADATA:
             return await Silence.call(self, api, tree, timeout_ms=timeout_ms)
         return Message(error_code=0, brokers=BROKERS, cluster_id="c", controller_id=1, topics=[])
 
 
 class Well(Mute):
-    async def call(self, api: ApiKey, tree: Any, *, timeout_ms: int, version_max: int | None = None) -> Message:
+    async def call(self, api: ApiKey, tree: Any, *, timeout_ms: int, **versions: int | None) -> Message:
         if api is not ApiKey.METADATA:
             found = Message(node_id=2, error_code=0, error_message=None)
             return Message(coordinators=[found])
