@@ -1,95 +1,30 @@
 """Transaction coordinators in a cluster: markers on other nodes, and nodes that die before and after a decision."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from moldau.coordinator.java_hash import partition_for
 from moldau.records.batch import Batch, split
 from moldau.records.control_records import EndTransaction, decode
 from moldau.records.record import iterate_records
 from moldau.testing import Cluster
-from moldau.transactions.state_topic import TRANSACTION_STATE_TOPIC
-from support.topics import unique
-from support.transaction_wire import NOT_AVAILABLE, NOT_COORDINATOR, Coordinator, Producer
-from support.wire import ConnectionClosedError, WireClient
+from support.transaction_cluster import PATIENCE_S, STATE_PARTITIONS, ClusterProducer
+from support.transaction_wire import NOT_AVAILABLE, Coordinator
 
 PARTITIONS = 6
 TOPIC = "orders"
 ALL = [(TOPIC, index) for index in range(PARTITIONS)]
-PATIENCE_S = 40
 
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    settings = {"transaction.state.log.num.partitions": "3"}
+    settings = {"transaction.state.log.num.partitions": str(STATE_PARTITIONS)}
     with Cluster(3, topics={TOPIC: PARTITIONS}, settings=settings) as started:
         yield started
-
-
-class ClusterProducer:
-    """A transactional producer that finds its coordinator again after errors."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
-        self.id = unique("tx")
-        self._coordinator: Coordinator | None = None
-
-    @property
-    def coordinator_id(self) -> int:
-        return self.cluster.leader_of(TRANSACTION_STATE_TOPIC, partition_for(self.id, 3))
-
-    def run(self, request: Callable[[Coordinator], Any]) -> Any:
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            assert time.monotonic() < deadline, "no coordinator"
-            try:
-                if self._coordinator is None:
-                    self._coordinator = self._connect()
-                result = request(self._coordinator)
-            except (OSError, ConnectionClosedError, AssertionError):
-                self._coordinator = None
-                time.sleep(0.05)
-                continue
-            if result in (NOT_COORDINATOR, NOT_AVAILABLE):
-                self._coordinator = None
-                time.sleep(0.05)
-                continue
-            return result
-
-    def _connect(self) -> Coordinator:
-        if not self.coordinator_id >= 0:
-            # The first lookup creates the topic.
-            with WireClient(self.cluster.address(next(iter(self.cluster.nodes))), 5) as wire:
-                Coordinator(wire)
-        leader = self.coordinator_id
-        assert leader in self.cluster.nodes
-        coordinator = Coordinator(WireClient(self.cluster.address(leader), 5))
-        coordinator.id = self.id
-        return coordinator
-
-    def begin(self) -> Producer:
-        producer: Producer = self.run(lambda coordinator: coordinator.init())
-        self.run(lambda coordinator: coordinator.add(producer, *ALL, version=5))
-        return producer
-
-    def end_once(self, producer: Producer, *, commit: bool) -> int:
-        """Returns the error code of the first response."""
-        return int(
-            self.run(lambda coordinator: coordinator.end_response(producer, commit=commit, version=5)["error_code"])
-        )
-
-    def wait_for(self, state: str) -> dict[str, Any]:
-        def described(coordinator: Coordinator) -> Any:
-            found = coordinator.describe()
-            return found if found["transaction_state"] == state else NOT_AVAILABLE
-
-        description: dict[str, Any] = self.run(described)
-        return description
 
 
 def outcomes(cluster: Cluster, producer_id: int) -> dict[int, set[tuple[int, bool]]]:
@@ -117,7 +52,7 @@ def batches(node: Any, partition: Any) -> list[Batch]:
 @pytest.mark.parametrize("commit", [True, False])
 def test_the_outcome_reaches_the_leaders_on_all_nodes(cluster: Cluster, commit: bool) -> None:
     producers = [ClusterProducer(cluster) for _ in range(4)]
-    started = [producer.begin() for producer in producers]
+    started = [producer.begin(*ALL) for producer in producers]
     assert {cluster.leader_of(TOPIC, index) for index in range(PARTITIONS)} == {1, 2, 3}
     for producer, (producer_id, epoch) in zip(producers, started, strict=True):
         assert producer.end_once((producer_id, epoch), commit=commit) == 0
@@ -129,7 +64,7 @@ def test_the_outcome_reaches_the_leaders_on_all_nodes(cluster: Cluster, commit: 
 def test_the_next_coordinator_completes_the_transaction(cluster: Cluster) -> None:
     producer = ClusterProducer(cluster)
     for commit in (True, False):
-        producer_id, epoch = producer.begin()
+        producer_id, epoch = producer.begin(*ALL)
         producer.end_once((producer_id, epoch), commit=commit)
         killed = producer.coordinator_id
         cluster.kill(killed)
@@ -147,7 +82,7 @@ def test_the_next_coordinator_completes_the_transaction(cluster: Cluster) -> Non
 
 def test_markers_wait_for_the_next_leader_of_a_partition(cluster: Cluster) -> None:
     producer = ClusterProducer(cluster)
-    producer_id, epoch = producer.begin()
+    producer_id, epoch = producer.begin(*ALL)
     others = [node for node in cluster.nodes if node != producer.coordinator_id]
     cluster.kill(others[0])
     assert producer.end_once((producer_id, epoch), commit=True) in (0, NOT_AVAILABLE)
@@ -159,14 +94,14 @@ def test_markers_wait_for_the_next_leader_of_a_partition(cluster: Cluster) -> No
 
 def test_a_paused_coordinator_does_not_end_the_transaction_of_its_successor(cluster: Cluster) -> None:
     producer = ClusterProducer(cluster)
-    old = producer.begin()
+    old = producer.begin(*ALL)
     paused = producer.coordinator_id
     cluster.pause(paused)
     deadline = time.monotonic() + PATIENCE_S
     while producer.coordinator_id in (paused, -1):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    producer._coordinator = None
+    producer.reconnect()
     new = producer.run(lambda coordinator: coordinator.init())
     assert new == (old[0], old[1] + 2)
     producer.run(lambda coordinator: coordinator.add(new, *ALL, version=5))

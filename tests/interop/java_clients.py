@@ -136,6 +136,20 @@ class JavaClients:
         )
         return found
 
+    def transactions(
+        self, bootstrap: str, transactional_id: str, transactions: Iterable[Event], **settings: object
+    ) -> list[list[int]]:
+        """Runs transactions with a new producer and returns the offsets of each one's records.
+
+        A transaction is a dict of `commit`, `records` (as for `produce`, with a topic), and optionally `offsets` and
+        their `group`.
+        """
+        base = {"bootstrap.servers": bootstrap, "transactional.id": transactional_id}
+        found: list[list[int]] = self.execute(
+            "transactions", transactions=list(transactions), settings={**base, **dotted(settings)}, timeout_s=120
+        )
+        return found
+
     def admin(self, bootstrap: str, method: str, **parameters: Any) -> Any:
         return self.execute("admin", bootstrap=bootstrap, method=method, **parameters)
 

@@ -1,19 +1,23 @@
-"""A transactional producer's requests to its coordinator, as raw messages."""
+"""A transactional producer's requests to its coordinator and to leaders, as raw messages."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from moldau.records.batch import split
+from moldau.records.record import iterate_records
 from moldau.wire.codec import decoder
 from support.topics import unique
-from support.wire import INIT_PRODUCER_ID, WireClient
+from support.wire import INIT_PRODUCER_ID, PRODUCE, WireClient, batch, fetch
 
 FIND_COORDINATOR, ADD_PARTITIONS, ADD_OFFSETS, END_TXN, WRITE_MARKERS, DESCRIBE, LIST = 10, 24, 25, 26, 27, 65, 66
 NONE, UNKNOWN_TOPIC, LOADING, NOT_AVAILABLE, NOT_COORDINATOR, TOPIC_DENIED, INVALID_REQUEST = 0, 3, 14, 15, 16, 29, 42
 INVALID_EPOCH, INVALID_STATE, INVALID_MAPPING, INVALID_TIMEOUT, CONCURRENT, NOT_ATTEMPTED = 47, 48, 49, 50, 51, 55
 FENCED, ID_NOT_FOUND, ABORTABLE, INVALID_REGEX = 90, 105, 120, 128
 RETRIABLE = (LOADING, NOT_AVAILABLE, NOT_COORDINATOR, CONCURRENT)
+OUT_OF_ORDER, TRANSACTIONAL_ID_DENIED = 45, 53
 PATIENCE_S = 20
+TRANSACTIONAL_ATTRIBUTE = 0x10
 HEADER_SIZE = 5
 """Size of the header of a flexible response: correlation id and no tagged fields."""
 Producer = tuple[int, int]
@@ -132,3 +136,66 @@ class Coordinator:
             assert time.monotonic() < deadline, description
             time.sleep(0.01)
         return description
+
+
+# Records
+
+
+def transactional_batch(
+    producer: Producer, *values: bytes, sequence: int = 0, attributes: int = TRANSACTIONAL_ATTRIBUTE
+) -> bytes:
+    producer_id, epoch = producer
+    return batch(values, attributes=attributes, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence)
+
+
+def produce_codes(
+    client: WireClient,
+    transactional_id: str | None,
+    batches: Mapping[tuple[str, int], bytes],
+    *,
+    version: int,
+    **more: Any,
+) -> list[int]:
+    """Sends one Produce request and returns the error code of each partition."""
+    topics: dict[str, list[dict[str, Any]]] = {}
+    for (name, index), data in batches.items():
+        topics.setdefault(name, []).append({"index": index, "records": data})
+    tree = {
+        "transactional_id": transactional_id,
+        "acks": -1,
+        "timeout": 10_000,
+        "topic_data": [{"name": name, "partition_data": data} for name, data in topics.items()],
+        **more,
+    }
+    codes = {
+        (topic["name"], each["index"]): each["error_code"]
+        for topic in client.request(PRODUCE, version, tree)["responses"]
+        for each in topic["partition_responses"]
+    }
+    return [codes[partition] for partition in batches]
+
+
+def committed_values(client: WireClient, topic: str, partition: int = 0) -> list[bytes]:
+    """Returns what a consumer with read_committed reads, as Kafka's consumers select it."""
+    values: list[bytes] = []
+    aborting: set[int] = set()
+    """The producers whose open transaction will be aborted."""
+    offset, end = 0, last_stable_offset(client, topic, partition)
+    while offset < end:
+        found = fetch(client, topic, offset, partition=partition, isolation_level=1)
+        assert found["error_code"] == NONE
+        aborted = sorted(found["aborted_transactions"] or [], key=lambda each: int(each["first_offset"]))
+        for each in split(found["records"]):
+            offset = each.next_offset
+            while aborted and aborted[0]["first_offset"] <= each.last_offset:
+                aborting.add(aborted.pop(0)["producer_id"])
+            if each.is_control:
+                aborting.discard(each.producer_id)
+            elif not each.is_transactional or each.producer_id not in aborting:
+                values += [bytes(record.value or b"") for record in iterate_records(each)]
+    return values
+
+
+def last_stable_offset(client: WireClient, topic: str, partition: int = 0) -> int:
+    offset: int = fetch(client, topic, 0, partition=partition, isolation_level=1)["last_stable_offset"]
+    return offset

@@ -9,7 +9,8 @@ So requests append in the order of arrival, and many requests can share one fsyn
 
 Versions 0-2 are advertised but not served. They are advertised because old releases of librdkafka compress only if the
 broker advertises these versions. 7 added zstd, 8 errors of single records, 9 the flexible encoding, 10 the current
-leader and its address, 13 topic ids instead of names.
+leader and its address, 11 the error TRANSACTION_ABORTABLE, 12 partitions that are added to the transaction by this
+request (TV2), 13 topic ids instead of names.
 """
 
 import asyncio
@@ -24,11 +25,11 @@ from moldau.controller.topic_names import is_internal
 from moldau.error_codes import error_code, error_message
 from moldau.errors import (
     CorruptRecordError,
+    InvalidProducerIdMappingError,
     InvalidRecordError,
     InvalidRequestError,
     InvalidRequiredAcksError,
     InvalidTopicError,
-    InvalidTransactionStateError,
     MoldauError,
     NotLeaderOrFollowerError,
     RecordError,
@@ -42,11 +43,13 @@ from moldau.errors import (
 from moldau.metadata.image import MetadataImage
 from moldau.network.connection import CloseConnectionError
 from moldau.partitions.partition import LogAppendInfo, Partition
-from moldau.records.batch import NO_TIMESTAMP, Batch
+from moldau.records.batch import NO_TIMESTAMP, Batch, is_transactional
 from moldau.records.batch_builder import with_append_time
 from moldau.records.validator import RECORD_ERRORS_MAX, check_header, must_decode, parse_batch, validate_records
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.partition_lookup import current_leader, find_partition, node_endpoints, topic_name
+from moldau.server.transaction_verification import BatchVerification, TransactionalBatch
+from moldau.transactions.transaction_metadata import TopicPartition
 from moldau.wire.messages import (
     ProduceRequest,
     ProduceRequestTopicData,
@@ -126,12 +129,32 @@ async def _append(
     request: ProduceRequest, session: RequestContext, broker: Broker
 ) -> tuple[list[_TopicResult], list[_PartitionResult]]:
     """Appends the batches. Returns the results of all partitions, and those of the partitions without an error."""
-    topics: list[_TopicResult] = []
-    succeeded: list[_PartitionResult] = []
-    record_errors_left = RECORD_ERRORS_MAX
     if broker.availability.suspected:
         # A client may know the next leader, which is this broker, a moment before this broker knows it.
         await broker.availability.wait_for_successors(partial(_leaders, request.topic_data))
+    if not _has_transactional_batch(request.topic_data):
+        return await _append_batches(request, session, broker)
+    if request.transactional_id is None:
+        error = TransactionalIdAuthorizationError("a transactional batch needs a transactional id")
+        return _fail_all(request.topic_data, error), []
+    verification = BatchVerification(_transactional_batches(request, session, broker))
+    try:
+        await verification.run(
+            broker.transaction_verifier, broker.platform.clock, request.transactional_id, session.api_version
+        )
+        return await _append_batches(request, session, broker, verification)
+    except InvalidProducerIdMappingError as error:
+        return _fail_all(request.topic_data, error), []
+    finally:
+        verification.end()
+
+
+async def _append_batches(
+    request: ProduceRequest, session: RequestContext, broker: Broker, verification: BatchVerification | None = None
+) -> tuple[list[_TopicResult], list[_PartitionResult]]:
+    topics: list[_TopicResult] = []
+    succeeded: list[_PartitionResult] = []
+    record_errors_left = RECORD_ERRORS_MAX
     duplicates = _duplicate_partitions(request.topic_data)
     for topic in request.topic_data:
         name, topic_id = topic.name, topic.topic_id
@@ -149,17 +172,16 @@ async def _append(
                 batch = parse_batch(data.records or b"")
                 # Check this before the content of the batch, as in Kafka, so that the client learns of the leader.
                 partition.require_leader()
+                guard = None
+                if verification is not None and batch.is_transactional:
+                    guard = verification.guard(partition)
                 result.log_start_offset = partition.log.start_offset
                 batch, append_time = await _validate_batch(
-                    broker, partition, request, batch, session.api_version, record_errors_left
+                    broker, partition, batch, session.api_version, record_errors_left
                 )
-                acks_all = request.acks == ACKS_ALL
-                if batch.is_transactional:
-                    appended = await _append_transactional(
-                        partition, batch, append_time, acks_all=acks_all, api_version=session.api_version
-                    )
-                else:
-                    appended = await partition.append([batch], append_time, acks_all=acks_all)
+                appended = await partition.append(
+                    [batch], append_time, acks_all=request.acks == ACKS_ALL, verification=guard
+                )
             except MoldauError as error:
                 result.fail(error)
                 record_errors_left -= len(result.record_errors)
@@ -169,21 +191,40 @@ async def _append(
     return topics, succeeded
 
 
-async def _append_transactional(
-    partition: Partition, batch: Batch, append_time_ms: int, *, acks_all: bool, api_version: int
-) -> LogAppendInfo:
-    """Appends a batch of a transaction. The transaction coordinator has to agree to the first batch in a partition."""
-    guard = partition.begin_verification(
-        batch.producer_id,
-        batch.producer_epoch,
-        batch.base_sequence,
-        supports_epoch_bump=api_version >= EPOCH_BUMP_VERSION,
-    )
-    if guard is None:
-        return await partition.append([batch], append_time_ms, acks_all=acks_all)
-    error = InvalidTransactionStateError("no transaction is open: transactions are not supported")
-    partition.end_verification(guard, batch, error)
-    raise error
+def _has_transactional_batch(topics: Sequence[ProduceRequestTopicData]) -> bool:
+    for topic in topics:
+        for data in topic.partition_data:
+            if data.records is not None and is_transactional(data.records):
+                return True
+    return False
+
+
+def _transactional_batches(
+    request: ProduceRequest, session: RequestContext, broker: Broker
+) -> dict[TopicPartition, TransactionalBatch]:
+    """Returns the transactional batches, without those that cannot be appended anyway."""
+    batches: dict[TopicPartition, TransactionalBatch] = {}
+    for topic in request.topic_data:
+        for data in topic.partition_data:
+            try:
+                partition = _find_writable_partition(broker, session, topic.name, topic.topic_id, data.index)
+                batch = parse_batch(data.records or b"")
+            except MoldauError:
+                # `_append_batches` reports this error.
+                continue
+            if batch.is_transactional and batch.producer_id >= 0:
+                batches[partition.name] = TransactionalBatch(partition, batch)
+    return batches
+
+
+def _fail_all(topics: Sequence[ProduceRequestTopicData], error: MoldauError) -> list[_TopicResult]:
+    failed = []
+    for topic in topics:
+        results = [_PartitionResult(data.index) for data in topic.partition_data]
+        for result in results:
+            result.fail(error)
+        failed.append(_TopicResult(topic.name, topic.topic_id, results))
+    return failed
 
 
 def _note_unflushed(appended: Sequence[_PartitionResult], session: RequestContext) -> None:
@@ -223,12 +264,7 @@ def _find_writable_partition(
 
 
 async def _validate_batch(
-    broker: Broker,
-    partition: Partition,
-    request: ProduceRequest,
-    batch: Batch,
-    api_version: int,
-    record_errors_max: int,
+    broker: Broker, partition: Partition, batch: Batch, api_version: int, record_errors_max: int
 ) -> tuple[Batch, int]:
     """Returns the validated batch and its append time. NO_TIMESTAMP means to keep the producer's timestamps."""
     settings = partition.log.settings
@@ -243,8 +279,6 @@ async def _validate_batch(
             ), now_ms
 
         batch, now_ms = await broker.cpu_budget.run(validate_now)
-    if batch.is_transactional and request.transactional_id is None:
-        raise TransactionalIdAuthorizationError("a transactional batch needs a transactional id")
     if settings.message_timestamp_type == "LogAppendTime":
         return with_append_time(batch, now_ms), now_ms
     return batch, NO_TIMESTAMP

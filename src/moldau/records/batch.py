@@ -35,6 +35,7 @@ _STAMP = struct.Struct(">qii")
 _STAMP_SIZE = _STAMP.size
 CRC_START = 21
 MAGIC_POSITION = 16
+ATTRIBUTES_LOW_POSITION = 22
 
 COMPRESSION_MASK = 0x07
 TIMESTAMP_TYPE_MASK = 0x08
@@ -48,6 +49,13 @@ NO_SEQUENCE = -1
 NO_TIMESTAMP = -1
 SEQUENCE_LIMIT = 2**31
 """Sequences wrap to 0 at this value."""
+
+
+def is_transactional(data: Buffer) -> bool:
+    """Returns whether a batch is transactional, without parsing it. The data may be damaged or of an older format."""
+    return len(data) > ATTRIBUTES_LOW_POSITION and bool(
+        data[ATTRIBUTES_LOW_POSITION] & TRANSACTIONAL_MASK and data[MAGIC_POSITION] == 2
+    )
 
 
 @dataclass(slots=True, init=False, eq=False, repr=False)

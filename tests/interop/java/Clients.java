@@ -68,6 +68,8 @@ public final class Clients {
                 return tools.run(command);
             case "produce":
                 return Production.produce(command);
+            case "transactions":
+                return Transactions.run(command);
             case "useUnsupported":
                 return UnsupportedFeatures.use(command);
             case "admin":
