@@ -18,7 +18,8 @@ from support.groups import RETENTION_MS, TOPIC_ID, ShardHarness, offset, standal
 GROUPS = ["a", "b"]
 PLACES: list[TopicPartition] = [("orders", 0), ("other", 1)]
 
-groups = st.sampled_from(GROUPS)
+groups = st.sampled_from([*GROUPS, "a", "a"])
+"""Mostly one group, so that transactions meet."""
 places = st.sampled_from(PLACES)
 producers = st.integers(1, 2)
 numbers = st.integers(0, 99)
@@ -126,9 +127,7 @@ class TransactionalOffsetsModel(RuleBasedStateMachine):
     def offsets_are_those_of_kafka(self) -> None:
         for shard in (self.shard, self.shard.restarted(), self.shard.compacted()):
             for name in GROUPS:
-                expected = {
-                    place: commit.number for (each, place), commit in self.kafka.committed.items() if each == name
-                }
+                expected = self.kafka.committed_by(name)
                 assert shard.committed(name) == expected
                 for place, found in shard.fetch_stable(name, PLACES).items():
                     is_pending = self.kafka.is_pending((name, place))
@@ -141,5 +140,5 @@ class TransactionalOffsetsModel(RuleBasedStateMachine):
             assert {*pending, *(name for name, _ in self.kafka.committed)} <= {*shard.listed()}
 
 
-TransactionalOffsetsModel.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TransactionalOffsetsModel.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
 TestTransactionalOffsets = TransactionalOffsetsModel.TestCase
