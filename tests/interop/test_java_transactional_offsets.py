@@ -34,3 +34,23 @@ def test_an_older_producer_is_fenced(java: JavaClients, node: Broker) -> None:
     new.close()
     reader = java.consumer(node.bootstrap, "reader", group_id=group, partitions=[f"{topic}:0"])
     assert reader.committed(f"{topic}:0") == {f"{topic}:0": [2, ""]}
+
+
+def test_consume_transform_produce(java: JavaClients, node: Broker) -> None:
+    """Every second transaction is aborted and repeated. Output and offsets agree."""
+    topics, group = Topics(node.bootstrap), unique()
+    source, target = topics.create(), topics.create()
+    java.produce(node.bootstrap, source, [{"value": str(number)} for number in range(20)])
+    producer = java.transactional_producer(node.bootstrap, unique("tx"))
+    done = 0
+    for attempt in range(8):
+        producer.begin()
+        producer.send(target, [{"value": f"{number} of {attempt}"} for number in range(done, done + 5)])
+        producer.send_offsets(group, {f"{source}:0": (done + 5, "")})
+        producer.end(commit=attempt % 2 == 1)
+        done += 5 * (attempt % 2)
+    producer.close()
+    reader = java.consumer(node.bootstrap, "reader", target, group_id=unique(), isolation_level="read_committed")
+    assert reader.wait_for_records(20) == [f"{number} of {2 * (number // 5) + 1}" for number in range(20)]
+    committed = java.consumer(node.bootstrap, "group", group_id=group, partitions=[f"{source}:0"])
+    assert committed.committed(f"{source}:0") == {f"{source}:0": [20, ""]}

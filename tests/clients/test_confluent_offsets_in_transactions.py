@@ -74,8 +74,52 @@ def test_a_member_of_an_old_generation_cannot_commit(bootstrap: str, topics: Top
     assert committed(bootstrap, group, topic) == -1001
 
 
+def test_consume_transform_produce(bootstrap: str, topics: Topics) -> None:
+    """Copies a topic in transactions of 10 records, of which every second is aborted and repeated."""
+    source, target, group = topics.create(), topics.create(), unique("group")
+    plain = Producer({"bootstrap.servers": bootstrap, **QUIET})
+    for number in range(100):
+        plain.produce(source, str(number))
+    assert plain.flush(DEADLINE_S) == 0
+    transactional_id, done, attempt = unique("tx"), 0, 0
+    while done < 100:
+        sender, reader = producer(bootstrap, transactional_id), consumer(bootstrap, group)
+        reader.subscribe([source])
+        for commit in (True, False):
+            messages = read(reader, 10)
+            assert [int(each.value() or b"") for each in messages] == list(range(done, done + 10))
+            sender.begin_transaction()
+            for each in messages:
+                sender.produce(target, each.value())
+            position = reader.position(reader.assignment())
+            sender.send_offsets_to_transaction(position, reader.consumer_group_metadata(), DEADLINE_S)
+            (sender.commit_transaction if commit else sender.abort_transaction)(DEADLINE_S)
+            done += 10 * commit
+            if done == 100:
+                break
+        reader.close()
+        attempt += 1
+    assert attempt == 10
+    copied = consumer(bootstrap, unique("group"), **{"isolation.level": "read_committed"})
+    copied.subscribe([target])
+    assert [int(each.value() or b"") for each in read(copied, 100)] == list(range(100))
+    copied.close()
+    assert committed(bootstrap, group, source) == 100
+
+
 def wait_for_assignment(reader: Consumer) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while not reader.assignment():
         assert time.monotonic() < deadline
         reader.poll(0.05)
+
+
+def read(reader: Consumer, count: int) -> list[Any]:
+    messages: list[Any] = []
+    deadline = time.monotonic() + DEADLINE_S
+    while len(messages) < count:
+        assert time.monotonic() < deadline, f"{len(messages)} of {count} records came"
+        for message in reader.consume(count - len(messages), timeout=0.1):
+            assert message.error() is None, message.error()
+            messages.append(message)
+    return messages
