@@ -33,6 +33,10 @@ T0 = 1_700_000_000_000
 StartNode = Callable[[Mapping[str, str]], Broker]
 
 
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
 class TransactionalProducer:
     """A producer that writes to partition 0 of one topic."""
 
@@ -49,6 +53,8 @@ class TransactionalProducer:
         return self.producer[0]
 
     def batch(self, *values: bytes, sequence: int | None = None, **more: Any) -> bytes:
+        # With an old timestamp, the marker would start a new segment (segment.ms), and a fetch reads only one.
+        more.setdefault("base_timestamp", now_ms())
         return batch(
             list(values),
             attributes=more.pop("attributes", TRANSACTIONAL),
@@ -175,10 +181,10 @@ def other(client: WireClient, topic: str) -> TransactionalProducer:
 def test_an_open_transaction_holds_back_readers_of_committed_records(
     client: WireClient, topic: str, producer: TransactionalProducer
 ) -> None:
-    assert produce(client, topic, batch()) == (NONE, 0)
+    assert produce(client, topic, batch(base_timestamp=now_ms())) == (NONE, 0)
     assert producer.write(b"a", b"b") == 1
     assert producer.write(b"c") == 3
-    assert produce(client, topic, batch()) == (NONE, 4)
+    assert produce(client, topic, batch(base_timestamp=now_ms())) == (NONE, 4)
     assert fetched(client, topic) == ([0], [])
     assert fetched(client, topic, isolation_level=0) == ([0, 1, 3, 4], None)
     for offset in (1, 3, 5):
@@ -422,10 +428,10 @@ def test_transactions_survive_a_restart(start_node: StartNode, how: str) -> None
     with WireClient(own_node.bootstrap) as wire:
         aborted, opened = TransactionalProducer(wire, topic), TransactionalProducer(wire, topic, TV1)
         aborted.write(b"a")
-        assert produce(wire, topic, batch([padding])) == (NONE, 1)
+        assert produce(wire, topic, batch([padding], base_timestamp=now_ms())) == (NONE, 1)
         assert opened.write(b"b") == 2
         aborted.end(commit=False)
-        assert produce(wire, topic, batch([padding])) == (NONE, 4)
+        assert produce(wire, topic, batch([padding], base_timestamp=now_ms())) == (NONE, 4)
         before = fetched(wire, topic)
         assert before == ([0, 1], [(aborted.id, 0)])
     getattr(own_node, how)()
@@ -440,4 +446,5 @@ def test_transactions_survive_a_restart(start_node: StartNode, how: str) -> None
         opened.wire = opened.coordinator.client = wire
         opened.end(commit=True)
         assert stable_end(wire, topic) == 6
-        assert fetched(wire, topic, 2) == ([2, 3, 4, 5], [(aborted.id, 0)])
+        assert fetched(wire, topic, 2) == ([2, 3], [(aborted.id, 0)])
+        assert fetched(wire, topic, 4) == ([4, 5], []), "the next segment"
