@@ -16,7 +16,14 @@ from moldau.transactions.requests import (
     TransactionMarkers,
 )
 from moldau.transactions.shard import TransactionCoordinatorShard
-from moldau.transactions.transaction_metadata import TV0, TV2, TopicPartition, TransactionMetadata
+from moldau.transactions.transaction_metadata import (
+    TV0,
+    TV2,
+    UNKNOWN_CLIENT,
+    ProducerClient,
+    TopicPartition,
+    TransactionMetadata,
+)
 
 TIMEOUT_MS = 60_000
 DAY_MS = 86_400_000
@@ -78,12 +85,18 @@ class ShardHarness:
     # Operations
 
     def init(
-        self, transactional_id: str = "t", expected: tuple[int, int] | None = None, *, timeout_ms: int = TIMEOUT_MS
+        self,
+        transactional_id: str = "t",
+        expected: tuple[int, int] | None = None,
+        *,
+        timeout_ms: int = TIMEOUT_MS,
+        client: ProducerClient = UNKNOWN_CLIENT,
     ) -> ProducerIdAndEpoch:
         request = InitProducerIdRequest(
             transactional_id=transactional_id,
             timeout_ms=timeout_ms,
             expected=None if expected is None else ProducerIdAndEpoch(*expected),
+            client=client,
         )
         response = self.apply(self.shard.init_producer_id(self.now, request))
         if response is PRODUCER_ID_NEEDED:

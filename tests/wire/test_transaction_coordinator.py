@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 import pytest
+from broker_under_test import AGAINST_KAFKA
 
 from support.topics import Topics, unique
 from support.transaction_wire import (
@@ -53,6 +54,7 @@ def test_a_new_transactional_id_gets_a_producer_id_with_epoch_0(coordinator: Coo
     assert epoch == 0
     assert coordinator.init() == (producer_id, 1)
     state = coordinator.describe()
+    assert (state["client_id"], state["client_host"]) == (("", "") if AGAINST_KAFKA else ("raw", "/127.0.0.1"))
     assert (state["transaction_state"], state["topics"], state["transaction_timeout"]) == ("Empty", [], 60_000)
     assert (state["producer_id"], state["producer_epoch"]) == (producer_id, 1)
     assert state["transaction_start_time"] == -1

@@ -12,6 +12,7 @@ from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.producer_fencing import with_known_code
 from moldau.transactions.requests import InitProducerIdRequest as CoordinatorRequest
 from moldau.transactions.requests import ProducerIdAndEpoch
+from moldau.transactions.transaction_metadata import ProducerClient
 from moldau.wire.messages import InitProducerIdRequest, InitProducerIdResponse
 
 PRODUCER_FENCED_VERSION = 4
@@ -35,7 +36,10 @@ async def init_producer_id(
         expected = ProducerIdAndEpoch(request.producer_id, request.producer_epoch)
     producer = await broker.transactions.init_producer_id(
         CoordinatorRequest(
-            transactional_id=request.transactional_id, timeout_ms=request.transaction_timeout, expected=expected
+            transactional_id=request.transactional_id,
+            timeout_ms=request.transaction_timeout,
+            expected=expected,
+            client=ProducerClient(session.client_id or "", session.client_host),
         )
     )
     return {"producer_id": producer.producer_id, "producer_epoch": producer.producer_epoch}

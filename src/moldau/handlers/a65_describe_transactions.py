@@ -1,4 +1,7 @@
-"""DescribeTransactions: returns the state of transactions. Operators use it to find hanging transactions."""
+"""DescribeTransactions: returns the state of transactions. Operators use it to find hanging transactions.
+
+Moldau adds two tagged fields that Kafka does not have: client id and host of the producer.
+"""
 
 from moldau.error_codes import error_code
 from moldau.errors import MoldauError
@@ -43,5 +46,7 @@ async def _describe(transactional_id: str, broker: Broker) -> DescribeTransactio
         "transaction_start_time": description.start_ms,
         "producer_id": description.producer_id,
         "producer_epoch": description.producer_epoch,
+        "client_id": description.client.client_id,
+        "client_host": description.client.host,
         "topics": [{"topic": name, "partitions": indexes} for name, indexes in topics.items()],
     }

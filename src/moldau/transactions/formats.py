@@ -1,7 +1,7 @@
 """Encoding of `__transaction_state` in Kafka's formats for transactions.
 
 Version 1 of the value is written since transaction.version 1, version 0 before. Unknown record types are ignored, as
-Kafka ignores them.
+Kafka ignores them. Version 1 has two tagged fields that Kafka does not have and skips: the client of the producer.
 """
 
 from itertools import groupby
@@ -17,8 +17,16 @@ from moldau.coordinator.record_format import (
 )
 from moldau.errors import CorruptRecordError
 from moldau.transactions.records import TransactionRecord
-from moldau.transactions.transaction_metadata import NO_PRODUCER_ID, TV0, TV1, TransactionMetadata, TransactionState
+from moldau.transactions.transaction_metadata import (
+    NO_PRODUCER_ID,
+    TV0,
+    TV1,
+    ProducerClient,
+    TransactionMetadata,
+    TransactionState,
+)
 from moldau.wire.codec import entity_decoder, entity_encoder
+from moldau.wire.schema import FIRST_TAG
 
 TRANSACTION_KEY_VERSION = 0
 OWN_KEY_VERSION_MIN = 10_000
@@ -49,6 +57,8 @@ def _value_entity(version: int) -> type:
         FormatField("previous_producer_id", int, "int64", since=1, tag=0, default=NO_PRODUCER_ID),
         FormatField("next_producer_id", int, "int64", since=1, tag=1, default=NO_PRODUCER_ID),
         FormatField("client_version", int, "int16", since=1, tag=2, default=TV0),
+        FormatField("client_id", str, "string", since=1, tag=FIRST_TAG, default=""),
+        FormatField("client_host", str, "string", since=1, tag=FIRST_TAG + 1, default=""),
     ]
     return declare_entity("TransactionLogValue", version, fields, is_flexible=is_flexible)
 
@@ -79,6 +89,8 @@ def encode(record: TransactionRecord) -> tuple[bytes, bytes | None]:
         "previous_producer_id": metadata.previous_producer_id,
         "next_producer_id": metadata.next_producer_id,
         "client_version": metadata.client_version,
+        "client_id": metadata.client.client_id,
+        "client_host": metadata.client.host,
     }
     return key, encode_message(version, _write_value[version], value)
 
@@ -121,4 +133,5 @@ def _decode_value(value: memoryview) -> TransactionMetadata:
         previous_producer_id=message.get("previous_producer_id", NO_PRODUCER_ID),
         next_producer_id=message.get("next_producer_id", NO_PRODUCER_ID),
         client_version=message.get("client_version", TV0),
+        client=ProducerClient(message.get("client_id", ""), message.get("client_host", "")),
     )

@@ -9,7 +9,14 @@ from enum import Enum
 from typing import NamedTuple
 
 from moldau.errors import MoldauError
-from moldau.transactions.transaction_metadata import NO_PRODUCER_EPOCH, NO_PRODUCER_ID, TopicPartition, TransactionState
+from moldau.transactions.transaction_metadata import (
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    UNKNOWN_CLIENT,
+    ProducerClient,
+    TopicPartition,
+    TransactionState,
+)
 
 
 class ProducerIdAndEpoch(NamedTuple):
@@ -41,6 +48,7 @@ class InitProducerIdRequest:
     timeout_ms: int
     expected: ProducerIdAndEpoch | None = None
     """The producer id and epoch of a producer that continues after an error; None if the producer starts."""
+    client: ProducerClient = UNKNOWN_CLIENT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +96,7 @@ class TransactionDescription(NamedTuple):
     timeout_ms: int
     start_ms: int
     partitions: frozenset[TopicPartition]
+    client: ProducerClient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -108,7 +108,7 @@ class TransactionCoordinatorShard:
         if metadata is None:
             if new_producer_id is None:
                 return _NEEDS_PRODUCER_ID
-            created = TransactionMetadata.initial(new_producer_id, request.timeout_ms, now.wall_ms)
+            created = TransactionMetadata.initial(new_producer_id, request.timeout_ms, now.wall_ms, request.client)
             return self._change(transactional_id, created, _identity(created))
         if metadata.is_prepared:
             raise _still_completing(transactional_id)
@@ -126,9 +126,11 @@ class TransactionCoordinatorShard:
         if metadata.is_epoch_exhausted and expected_epoch in (None, metadata.producer_epoch):
             if new_producer_id is None:
                 return _NEEDS_PRODUCER_ID
-            restarted = metadata.with_next_producer_id(new_producer_id, expected_epoch, request.timeout_ms, now.wall_ms)
+            restarted = metadata.with_next_producer_id(
+                new_producer_id, expected_epoch, request.timeout_ms, now.wall_ms, request.client
+            )
         else:
-            restarted = metadata.with_next_epoch(expected_epoch, request.timeout_ms, now.wall_ms)
+            restarted = metadata.with_next_epoch(expected_epoch, request.timeout_ms, now.wall_ms, request.client)
         return self._change(transactional_id, restarted, _identity(restarted))
 
     def _fenced(
@@ -325,6 +327,7 @@ class TransactionCoordinatorShard:
             timeout_ms=metadata.timeout_ms,
             start_ms=metadata.start_ms,
             partitions=metadata.partitions,
+            client=metadata.client,
         )
         return CoordinatorResult((), description)
 

@@ -6,6 +6,7 @@ producer epoch, so that no late request of the old transaction can belong to the
 
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import NamedTuple
 
 from moldau.errors import ProducerFencedError
 
@@ -17,6 +18,17 @@ PRODUCER_EPOCH_MAX = 32_767
 TV0, TV1, TV2 = 0, 1, 2
 
 TopicPartition = tuple[str, int]
+
+
+class ProducerClient(NamedTuple):
+    """The client that started a producer, for operators. Both are empty if unknown."""
+
+    client_id: str = ""
+    host: str = ""
+    """The address with a leading slash, as in Kafka's group descriptions."""
+
+
+UNKNOWN_CLIENT = ProducerClient()
 
 
 class TransactionState(IntEnum):
@@ -66,6 +78,8 @@ class TransactionMetadata:
     last_producer_epoch: int = NO_PRODUCER_EPOCH
     """The epoch before the last increase, with which a producer may repeat its request. As in Kafka it is not stored
     in the log: after a failover such a repetition is fenced."""
+    client: ProducerClient = UNKNOWN_CLIENT
+    """The client of the latest InitProducerId request. Kafka does not have it."""
 
     # Queries
 
@@ -86,7 +100,9 @@ class TransactionMetadata:
     # A producer starts
 
     @classmethod
-    def initial(cls, producer_id: int, timeout_ms: int, now_ms: int) -> "TransactionMetadata":
+    def initial(
+        cls, producer_id: int, timeout_ms: int, now_ms: int, client: ProducerClient = UNKNOWN_CLIENT
+    ) -> "TransactionMetadata":
         return cls(
             producer_id=producer_id,
             producer_epoch=0,
@@ -94,9 +110,12 @@ class TransactionMetadata:
             state=TransactionState.EMPTY,
             last_update_ms=now_ms,
             previous_producer_id=producer_id,
+            client=client,
         )
 
-    def with_next_epoch(self, expected_epoch: int | None, timeout_ms: int, now_ms: int) -> "TransactionMetadata":
+    def with_next_epoch(
+        self, expected_epoch: int | None, timeout_ms: int, now_ms: int, client: ProducerClient = UNKNOWN_CLIENT
+    ) -> "TransactionMetadata":
         """Increases the epoch for a producer that starts, or that continues with `expected_epoch` after an error.
 
         A producer that repeats its request gets the same epoch again. Raises ProducerFencedError.
@@ -110,18 +129,23 @@ class TransactionMetadata:
             epoch, last_epoch = self.producer_epoch, self.last_producer_epoch
         else:
             raise ProducerFencedError(f"epoch {expected_epoch} is fenced by epoch {self.producer_epoch}")
-        return self._restarted(self.producer_id, epoch, last_epoch, timeout_ms, now_ms)
+        return self._restarted(self.producer_id, epoch, last_epoch, timeout_ms, now_ms, client)
 
     def with_next_producer_id(
-        self, producer_id: int, expected_epoch: int | None, timeout_ms: int, now_ms: int
+        self,
+        producer_id: int,
+        expected_epoch: int | None,
+        timeout_ms: int,
+        now_ms: int,
+        client: ProducerClient = UNKNOWN_CLIENT,
     ) -> "TransactionMetadata":
         """Continues with another producer id, because the epochs of the current one are exhausted."""
         assert self.is_idle
         last_epoch = NO_PRODUCER_EPOCH if expected_epoch is None else self.producer_epoch
-        return self._restarted(producer_id, 0, last_epoch, timeout_ms, now_ms)
+        return self._restarted(producer_id, 0, last_epoch, timeout_ms, now_ms, client)
 
     def _restarted(
-        self, producer_id: int, epoch: int, last_epoch: int, timeout_ms: int, now_ms: int
+        self, producer_id: int, epoch: int, last_epoch: int, timeout_ms: int, now_ms: int, client: ProducerClient
     ) -> "TransactionMetadata":
         return replace(
             self,
@@ -134,6 +158,7 @@ class TransactionMetadata:
             partitions=frozenset(),
             start_ms=NO_TIMESTAMP,
             last_update_ms=now_ms,
+            client=client,
         )
 
     # A transaction

@@ -1508,6 +1508,8 @@ class DescribeTransactionsResponseTransactionState(TypedDict):
     producer_id: int
     producer_epoch: int
     topics: NotRequired[Sequence[DescribeTransactionsResponseTopicData]]
+    client_id: NotRequired[str | None]
+    client_host: NotRequired[str | None]
 
 class DescribeTransactionsResponseTopicData(TypedDict):
     topic: str
@@ -1529,6 +1531,8 @@ class ListTransactionsResponseTransactionState(TypedDict):
     transactional_id: str
     producer_id: int
     transaction_state: str
+    client_id: NotRequired[str | None]
+    client_host: NotRequired[str | None]
 
 class AllocateProducerIdsRequest:
     broker_id: int

@@ -79,6 +79,12 @@ EXTENSION_FIELDS: Mapping[str, tuple[SchemaField, ...]] = types.MappingProxyType
         "FetchResponse": _FETCH_RESPONSE_FIELDS,
         "FetchSnapshotRequest": _FETCH_REQUEST_FIELDS,
         "FetchSnapshotResponse": _FETCH_RESPONSE_FIELDS,
+        # Of DescribeTransactions. In ListTransactions, which has a struct of the same name, both are always absent.
+        "TransactionState": (
+            # The client that started the producer of the transaction.
+            SchemaField("client_id", "string", tag=FIRST_TAG, default=""),
+            SchemaField("client_host", "string", tag=FIRST_TAG + 1, default=""),
+        ),
         "VoteResponse": (
             # The minimum time since the voter last heard from a leader; 0 if unknown. A new controller shortens the
             # session of the previous controller's node by up to this time.

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from moldau.errors import CorruptRecordError, InvalidRequestError
 from moldau.transactions.formats import OWN_KEY_VERSION_MIN, TRANSACTION_KEY_VERSION, decode, encode
 from moldau.transactions.records import TransactionRecord
-from moldau.transactions.transaction_metadata import TV0, TV1, TV2, TransactionMetadata, TransactionState
+from moldau.transactions.transaction_metadata import (
+    TV0,
+    TV1,
+    TV2,
+    UNKNOWN_CLIENT,
+    ProducerClient,
+    TransactionMetadata,
+    TransactionState,
+)
 
 KEY = "000000096f72646572732d7478"
 EMPTY = TransactionMetadata(
@@ -168,6 +176,7 @@ METADATA = st.builds(
     previous_producer_id=INT64,
     next_producer_id=INT64,
     client_version=st.integers(0, 2),
+    client=st.builds(ProducerClient, st.text(max_size=8), st.text(max_size=8)),
 )
 
 
@@ -179,5 +188,5 @@ def test_all_values_are_decoded_again(transactional_id: str, metadata: Transacti
     old = decode(*encode(TransactionRecord(transactional_id, metadata, TV0)))
     assert old is not None
     assert old.metadata == dataclasses.replace(
-        metadata, previous_producer_id=-1, next_producer_id=-1, client_version=TV0
+        metadata, previous_producer_id=-1, next_producer_id=-1, client_version=TV0, client=UNKNOWN_CLIENT
     )

@@ -19,6 +19,8 @@ from moldau.transactions.transaction_metadata import (
     TV0,
     TV1,
     TV2,
+    UNKNOWN_CLIENT,
+    ProducerClient,
     TransactionMetadata,
     TransactionState,
 )
@@ -73,6 +75,23 @@ def test_a_new_id_starts_with_epoch_0(harness: ShardHarness) -> None:
 
 def test_a_new_id_ignores_the_epoch_of_a_forgotten_producer(harness: ShardHarness) -> None:
     assert harness.init(expected=(77, 3)) == (1001, 0)
+
+
+def test_the_client_of_a_producer_is_known_to_the_next_coordinator(harness: ShardHarness) -> None:
+    billing, audit = ProducerClient("billing", "/10.0.0.7"), ProducerClient("audit", "/10.0.0.8")
+    producer = harness.init(client=billing)
+    harness.add(producer, P0)
+    harness.reload()
+    assert harness.apply(harness.shard.describe("t")).client == billing
+    with pytest.raises(ConcurrentTransactionsError):
+        harness.init(client=audit)
+    assert harness.get().client == billing, "the transaction that is being aborted"
+    harness.complete()
+    harness.init(client=audit)
+    assert harness.get().client == audit
+    harness.put("t", dataclasses.replace(harness.get(), producer_epoch=LAST_EPOCH))
+    harness.init(client=billing)
+    assert harness.get().client == billing
 
 
 @pytest.mark.parametrize("state", IDLE)
@@ -659,7 +678,7 @@ def test_many_ids_expire_in_passes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_transactions_are_described(harness: ShardHarness) -> None:
     harness.put("t", in_state(STATES.ONGOING))
     description = harness.apply(harness.shard.describe("t"))
-    assert description == (7, 5, STATES.ONGOING, TIMEOUT_MS, 1_700_000_000_000, frozenset({P0}))
+    assert description == (7, 5, STATES.ONGOING, TIMEOUT_MS, 1_700_000_000_000, frozenset({P0}), UNKNOWN_CLIENT)
     with pytest.raises(TransactionalIdNotFoundError):
         harness.shard.describe("other")
 
