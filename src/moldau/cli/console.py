@@ -18,6 +18,8 @@ ERROR_HINTS: Mapping[ErrorCode, str] = {
     ErrorCode.non_empty_group: "Stop its consumers first; `moldau group describe` shows them.",
     ErrorCode.unknown_member_id: "The group has members: stop its consumers first.",
     ErrorCode.group_subscribed_to_topic: "The group is subscribed to the topic: stop its consumers first.",
+    ErrorCode.transactional_id_not_found: "Run `moldau transaction list` to see the existing transactional ids.",
+    ErrorCode.invalid_regular_expression: "The pattern is a regular expression such as 'billing-.*'.",
     ErrorCode.topic_already_exists: "Run `moldau topic describe` to see it.",
 }
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from moldau.client.net.cluster import parse_bootstrap
+from moldau.settings.option_parser import OptionValueError, parse_duration
 
 T = TypeVar("T", str, list[str], str | None, list[str] | None)
 
@@ -54,6 +55,15 @@ def _validate_below(limit: int, value: int | None) -> int | None:
     return value
 
 
+def validate_duration(value: str | None) -> str | None:
+    if value is not None:
+        try:
+            parse_duration(value)
+        except OptionValueError as error:
+            raise typer.BadParameter(f"{value!r} is not {error}") from None
+    return value
+
+
 def option(flags: str, metavar: str, help_: str, callback: Callable[[Any], Any] | None = None, **limits: Any) -> Any:
     """Returns an option with a value. `flags` are separated by spaces; `limits` are `min` and `max`."""
     return typer.Option(*flags.split(), metavar=metavar, help=help_, callback=callback, **limits)
@@ -75,6 +85,10 @@ Topics = Annotated[list[str], typer.Argument(metavar="TOPIC", callback=validate_
 Group = Annotated[str, typer.Argument(metavar="GROUP", callback=validate_name, help="Group id.")]
 Groups = Annotated[list[str], typer.Argument(metavar="GROUP", callback=validate_name, help="One or more group ids.")]
 NodeId = Annotated[int, typer.Argument(metavar="NODE", min=0, callback=validate_int32, help="Node id (node.id).")]
+TransactionalIds = Annotated[
+    list[str], typer.Argument(metavar="TRANSACTIONAL_ID", callback=validate_name, help="One or more transactional ids.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 

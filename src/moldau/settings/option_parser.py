@@ -77,6 +77,16 @@ def parse_duration(text: str, default_unit: str | None = None) -> Duration:
     return Duration(float(found[1]), unit)
 
 
+def duration_text(seconds: int) -> str:
+    """Returns a duration for users, for example `3 min` or `2 h 5 min`."""
+    minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86_400
+    if days:
+        return f"{days} d {hours % 24} h"
+    if hours:
+        return f"{hours} h {minutes % 60} min"
+    return f"{minutes} min" if minutes else f"{seconds} s"
+
+
 def parse_choice(text: str, choices: Iterable[str]) -> str:
     names = list(choices)
     lowered = text.strip().lower()

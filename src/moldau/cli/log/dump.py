@@ -20,6 +20,7 @@ from moldau.cli.log.files import (
     read_batches,
     read_entries,
 )
+from moldau.cli.parameters import Json
 from moldau.errors import MoldauError
 from moldau.logs.leader_epochs import LeaderEpochCache
 from moldau.logs.producer_state import ProducerStateManager
@@ -39,7 +40,7 @@ Line = dict[str, Any]
 def log_dump(
     paths: LogPaths,
     records: Annotated[bool, typer.Option("--records", help="Also decode the records of batches.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+    as_json: Json = False,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Maximum number of lines per file.")] = None,
 ) -> None:
     """Print the contents of log files: batches, records, indexes, producers, leader epochs.

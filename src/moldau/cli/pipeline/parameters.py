@@ -50,7 +50,6 @@ Bootstrap = Annotated[
 AvailableNow = Annotated[
     bool, typer.Option("--available-now", help="Process the records that are available now, then stop.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 
 

@@ -7,16 +7,8 @@ from typing import Annotated
 import typer
 
 from moldau.cli.console import print_notice
-from moldau.cli.pipeline.parameters import (
-    AvailableNow,
-    Bootstrap,
-    File,
-    Json,
-    Quiet,
-    State,
-    load_pipeline,
-    state_directory,
-)
+from moldau.cli.parameters import Json
+from moldau.cli.pipeline.parameters import AvailableNow, Bootstrap, File, Quiet, State, load_pipeline, state_directory
 from moldau.cli.pipeline.run import run_and_report
 from moldau.cli.spark.parameters import MasterUrl, Settings, exit_on_error, parse_spark_conf
 from moldau.pipelines.planner.replay import describe_replay

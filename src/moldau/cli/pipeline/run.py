@@ -7,17 +7,9 @@ from typing import Annotated
 import typer
 
 from moldau.cli.console import CommandError, out_console, print_error, print_notice
+from moldau.cli.parameters import Json
 from moldau.cli.pipeline.display import display
-from moldau.cli.pipeline.parameters import (
-    AvailableNow,
-    Bootstrap,
-    File,
-    Json,
-    Quiet,
-    State,
-    load_pipeline,
-    state_directory,
-)
+from moldau.cli.pipeline.parameters import AvailableNow, Bootstrap, File, Quiet, State, load_pipeline, state_directory
 from moldau.cli.spark.parameters import MasterUrl, Settings, exit_on_error, parse_spark_conf
 from moldau.pipelines.definition import PipelineDefinition
 from moldau.pipelines.error_summary import USER_ERRORS

@@ -6,8 +6,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from moldau.cli.console import make_table, out_console, print_table
+from moldau.cli.parameters import Json
 from moldau.cli.pipeline.display import format_rate
-from moldau.cli.pipeline.parameters import Json, Name, State, find_run
+from moldau.cli.pipeline.parameters import Name, State, find_run
 from moldau.cli.spark.parameters import exit_on_error
 from moldau.pipelines.runtime.progress import latest_progress, read_lines
 from moldau.pipelines.runtime.run import file_hash, now

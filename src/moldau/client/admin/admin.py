@@ -1,4 +1,4 @@
-"""The admin client: topics, partitions, configs, brokers, the quorum and groups.
+"""The admin client: topics, partitions, configs, brokers, the quorum, groups and transactions.
 
 Methods for several objects return the result or KafkaError of each object. Methods for one object return its result or
 raise its KafkaError.
@@ -12,9 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 from uuid import UUID
 
+from moldau.client.admin.open_transactions import find_open_transactions
 from moldau.client.admin.requester import AdminRequester, Results, single_result, to_error
 from moldau.client.admin.types import (
     BROKER_DEFAULT,
+    AbortTransactionSpec,
     ClusterDescription,
     ConfigChange,
     ConfigEntry,
@@ -31,16 +33,20 @@ from moldau.client.admin.types import (
     NewTopic,
     NodeEndpoint,
     OngoingReassignment,
+    OpenTransactions,
     Operation,
+    ProducerState,
     QuorumInfo,
     QuorumReplica,
     ResourceType,
+    TransactionDescription,
+    TransactionListing,
 )
 from moldau.client.consumer.offset_lookup import OffsetAndTimestamp, list_offsets
 from moldau.client.consumer.subscription_state import OffsetAndMetadata
 from moldau.client.errors import ErrorCode, KafkaError, raise_for_code
 from moldau.client.group.offsets import GroupOffsets, parse_partition_errors
-from moldau.client.net.cluster import Cluster, Retry, resolve_cluster
+from moldau.client.net.cluster import TRANSACTION, Cluster, Retry, resolve_cluster
 from moldau.client.net.metadata import NO_LEADER, BrokerInfo, TopicInfo
 from moldau.client.record import TopicPartition, group_by_topic, iterate_partitions, nest_by_topic
 from moldau.wire.api_keys import ApiKey
@@ -50,6 +56,10 @@ from moldau.wire.consumer_protocol import PROTOCOL_TYPE, decode_assignment, deco
 METADATA_TOPIC = "__cluster_metadata"
 _GROUP_TYPES_VERSION_MIN = 5
 """The first version of ListGroups with group types."""
+_DURATION_VERSION_MIN, _PATTERN_VERSION_MIN = 1, 2
+"""The first versions of ListTransactions with these filters."""
+_FENCING_TIMEOUT_MS = 1
+"""The transaction timeout of a producer that only fences others and never writes."""
 
 
 class Admin:
@@ -473,7 +483,7 @@ class Admin:
             assert node is not None
             return {each.group_id: _parse_group(each, node) for each in response.groups}
 
-        return await self._requester.for_each_group(groups, request)
+        return await self._requester.for_each_on_coordinator(groups, request)
 
     async def describe_group(self, group: str) -> GroupDescription:
         return single_result(await self.describe_groups([group]))
@@ -485,7 +495,7 @@ class Admin:
                 each.group_id: to_error(each.error_code, f"the group {each.group_id!r}") for each in response.results
             }
 
-        return await self._requester.for_each_group(groups, request)
+        return await self._requester.for_each_on_coordinator(groups, request)
 
     async def delete_group(self, group: str) -> None:
         single_result(await self.delete_groups([group]))
@@ -545,6 +555,162 @@ class Admin:
         ]
         tree = {"group_id": group, "members": entries}
         return await self.cluster.call_coordinator(group, ApiKey.LEAVE_GROUP, tree, parse, self._timeout_ms)
+
+    # Transactions
+
+    async def list_transactions(
+        self,
+        *,
+        states: Iterable[str] = (),
+        producer_ids: Iterable[int] = (),
+        longer_than_ms: int = -1,
+        pattern: str | None = None,
+    ) -> list[TransactionListing]:
+        """Returns the transactional ids of all coordinators, sorted. Filters select by state, producer id, running time
+        and a regular expression for the transactional id.
+
+        Raises KafkaError if one broker cannot be queried, because the list would be incomplete.
+        """
+        tree = {
+            "state_filters": list(states),
+            "producer_id_filters": list(producer_ids),
+            "duration_filter": longer_than_ms,
+            "transactional_id_pattern": pattern,
+        }
+        version_min = _PATTERN_VERSION_MIN if pattern else _DURATION_VERSION_MIN if longer_than_ms >= 0 else 0
+
+        async def request(node: int | None, nodes: list[int], retry: Retry) -> Results[int, list[TransactionListing]]:
+            response = await self.cluster.call(node, ApiKey.LIST_TRANSACTIONS, tree)
+            if response.api_version < version_min:
+                raise KafkaError(
+                    ErrorCode.unsupported_version, "the broker does not support listing transactions with this filter"
+                )
+            raise_for_code(response.error_code)
+            assert node is not None
+            listings = [
+                TransactionListing(each.transactional_id, each.producer_id, each.transaction_state, node)
+                for each in response.transaction_states
+            ]
+            return dict.fromkeys(nodes, listings)
+
+        await self._requester.with_retries(lambda _: self.cluster.refresh())
+        transactions: dict[str, TransactionListing] = {}
+        results = await self._requester.for_each_on_node(self.cluster.brokers, lambda node: node, request)
+        for result in results.values():
+            if isinstance(result, KafkaError):
+                raise result
+            transactions |= {each.transactional_id: each for each in result}
+        return sorted(transactions.values())
+
+    async def describe_transactions(self, transactional_ids: Iterable[str]) -> Results[str, TransactionDescription]:
+        """Describes transactions. The error for an unknown transactional id is TRANSACTIONAL_ID_NOT_FOUND."""
+
+        async def request(node: int | None, remaining: list[str], retry: Retry) -> Results[str, TransactionDescription]:
+            tree = {"transactional_ids": remaining}
+            response = await self.cluster.call(node, ApiKey.DESCRIBE_TRANSACTIONS, tree)
+            assert node is not None
+            return {each.transactional_id: _parse_transaction(each, node) for each in response.transaction_states}
+
+        return await self._requester.for_each_on_coordinator(transactional_ids, request, kind=TRANSACTION)
+
+    async def describe_transaction(self, transactional_id: str) -> TransactionDescription:
+        return single_result(await self.describe_transactions([transactional_id]))
+
+    async def describe_producers(
+        self, partitions: Iterable[TopicPartition]
+    ) -> Results[TopicPartition, list[ProducerState]]:
+        """Returns the producers that the leader of each partition knows, idempotent and transactional ones."""
+
+        async def request_leader(
+            node: int | None, remaining: list[TopicPartition], retry: Retry
+        ) -> Results[TopicPartition, list[ProducerState]]:
+            topics = [
+                {"name": name, "partition_indexes": indexes} for name, indexes in group_by_topic(remaining).items()
+            ]
+            response = await self.cluster.call(node, ApiKey.DESCRIBE_PRODUCERS, {"topics": topics})
+            return {
+                partition: to_error(each.error_code, each.error_message)
+                or [_parse_producer(producer) for producer in each.active_producers]
+                for partition, each in iterate_partitions(response.topics)
+            }
+
+        async def request(
+            remaining: list[TopicPartition], retry: Retry
+        ) -> Results[TopicPartition, list[ProducerState]]:
+            leaders, results = await _find_leaders(self.cluster, remaining)
+            return {**results, **await self._requester.by_node(leaders, request_leader, retry)}
+
+        return await self._requester.for_each(partitions, request)
+
+    async def find_open_transactions(self, partitions: Iterable[TopicPartition] | None = None) -> OpenTransactions:
+        """Finds the transactions that are open in these partitions (None: in all), and tells hanging ones apart.
+
+        Compares the producers that leaders know with the transactions that coordinators know. The first transaction of
+        a partition holds back its last stable offset.
+        """
+        if partitions is None:
+            topics = await self.list_topics(internal=True)
+            partitions = [TopicPartition(topic.name, each.index) for topic in topics for each in topic.partitions]
+            found = await find_open_transactions(self, partitions)
+            # A topic may have been deleted during the search.
+            deleted = ErrorCode.unknown_topic_or_partition
+            errors = {each: error for each, error in found.errors.items() if error.code is not deleted}
+            return found._replace(errors=errors)
+        return await find_open_transactions(self, list(dict.fromkeys(partitions)))
+
+    async def fence_producers(self, transactional_ids: Iterable[str]) -> Results[str, None]:
+        """Fences the producers with these transactional ids, which aborts their open transactions.
+
+        Returns when the abort is complete. An unknown transactional id is created.
+        """
+
+        async def request(node: int | None, remaining: list[str], retry: Retry) -> Results[str, None]:
+            results: Results[str, None] = {}
+            for transactional_id in remaining:
+                tree = {
+                    "transactional_id": transactional_id,
+                    "transaction_timeout": _FENCING_TIMEOUT_MS,
+                    "producer_id": -1,
+                    "producer_epoch": -1,
+                }
+                response = await self.cluster.call(node, ApiKey.INIT_PRODUCER_ID, tree)
+                # CONCURRENT_TRANSACTIONS, until the abort is complete, is retried.
+                results[transactional_id] = to_error(response.error_code, f"the transactional id {transactional_id!r}")
+            return results
+
+        return await self._requester.for_each_on_coordinator(transactional_ids, request, kind=TRANSACTION)
+
+    async def abort_transaction(self, spec: AbortTransactionSpec) -> None:
+        """Writes an abort marker to one partition. This is only for hanging transactions (`find_open_transactions`).
+
+        The coordinator does not take part, so a transaction that is not hanging would be torn: aborted in this
+        partition, and perhaps committed in others. `fence_producers` aborts such a transaction.
+        """
+        topic, index = spec.partition
+        marker = {
+            "producer_id": spec.producer_id,
+            "producer_epoch": spec.producer_epoch,
+            "transaction_result": False,
+            "topics": [{"name": topic, "partition_indexes": [index]}],
+            "coordinator_epoch": spec.coordinator_epoch,
+            "transaction_version": 0,
+        }
+
+        async def request_leader(
+            node: int | None, partitions: list[TopicPartition], retry: Retry
+        ) -> Results[TopicPartition, None]:
+            response = await self.cluster.call(node, ApiKey.WRITE_TXN_MARKERS, {"markers": [marker]})
+            return {
+                partition: to_error(each.error_code, f"the marker of producer {spec.producer_id} in {partition}")
+                for result in response.markers
+                for partition, each in iterate_partitions(result.topics)
+            }
+
+        async def request(remaining: list[TopicPartition], retry: Retry) -> Results[TopicPartition, None]:
+            leaders, results = await _find_leaders(self.cluster, remaining)
+            return {**results, **await self._requester.by_node(leaders, request_leader, retry)}
+
+        single_result(await self._requester.for_each([spec.partition], request))
 
 
 def _creatable_topic(topic: NewTopic) -> dict[str, Any]:
@@ -648,6 +814,37 @@ def _parse_group(group: Message, node: int) -> GroupDescription | KafkaError:
         group.protocol_data,
         tuple(_parse_member(each, is_consumer) for each in group.members),
         node,
+    )
+
+
+def _parse_transaction(transaction: Message, node: int) -> TransactionDescription | KafkaError:
+    transactional_id = transaction.transactional_id
+    error = to_error(transaction.error_code, f"the transactional id {transactional_id!r}")
+    if error is not None:
+        return error
+    return TransactionDescription(
+        transactional_id,
+        node,
+        transaction.transaction_state,
+        transaction.producer_id,
+        transaction.producer_epoch,
+        transaction.transaction_timeout,
+        transaction.transaction_start_time,
+        tuple(TopicPartition(each.topic, index) for each in transaction.topics for index in each.partitions),
+        transaction.client_id,
+        transaction.client_host,
+    )
+
+
+def _parse_producer(producer: Message) -> ProducerState:
+    start_offset = producer.current_txn_start_offset
+    return ProducerState(
+        producer.producer_id,
+        producer.producer_epoch,
+        producer.last_sequence,
+        producer.last_timestamp,
+        producer.coordinator_epoch,
+        None if start_offset < 0 else start_offset,
     )
 
 

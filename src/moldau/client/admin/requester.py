@@ -1,11 +1,11 @@
-"""Requests of the admin client, with retries: to any broker, to each of several brokers, or to group coordinators."""
+"""Requests of the admin client, with retries: to any broker, to each of several brokers, or to coordinators."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from moldau.client.errors import COORDINATOR_ERRORS, ErrorCode, KafkaError, raise_for_code
-from moldau.client.net.cluster import Cluster, Retry
+from moldau.client.net.cluster import GROUP, Cluster, Retry
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 
@@ -104,24 +104,26 @@ class AdminRequester:
             keys, lambda remaining, retry: self.by_node({key: node_of(key) for key in remaining}, request, retry)
         )
 
-    async def for_each_group(self, groups: Iterable[str], request: NodeRequest[str, V]) -> Results[str, V]:
-        """Sends each coordinator a request for its groups, with retries."""
+    async def for_each_on_coordinator(
+        self, keys: Iterable[str], request: NodeRequest[str, V], *, kind: int = GROUP
+    ) -> Results[str, V]:
+        """Sends each coordinator a request for its groups (or transactional ids), with retries."""
 
         async def attempt(remaining: list[str], retry: Retry) -> Results[str, V]:
             coordinators: dict[str, int | None] = {}
             results: Results[str, V] = {}
-            for group in remaining:
+            for key in remaining:
                 try:
-                    coordinators[group] = await self._cluster.coordinator_of(group, timeout_ms=retry.remaining_ms)
+                    coordinators[key] = await self._cluster.coordinator_of(key, kind, timeout_ms=retry.remaining_ms)
                 except KafkaError as error:
-                    results[group] = error
+                    results[key] = error
             results |= await self.by_node(coordinators, request, retry)
-            for group, result in results.items():
+            for key, result in results.items():
                 if isinstance(result, KafkaError) and result.code in COORDINATOR_ERRORS:
-                    self._cluster.forget_coordinator(group)
+                    self._cluster.forget_coordinator(key, kind)
             return results
 
-        return await self.for_each(groups, attempt)
+        return await self.for_each(keys, attempt)
 
     async def by_node(self, nodes: Mapping[K, int | None], request: NodeRequest[K, V], retry: Retry) -> Results[K, V]:
         """Sends each node a request for its keys. The requests to all nodes are concurrent."""

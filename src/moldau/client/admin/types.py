@@ -225,3 +225,120 @@ class MemberToRemove(NamedTuple):
 
     member_id: str = ""
     instance_id: str | None = None
+
+
+# Transactions
+
+
+class TransactionListing(NamedTuple):
+    transactional_id: str
+    producer_id: int
+    state: str
+    """For example Ongoing, PrepareCommit or CompleteCommit."""
+    coordinator: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionDescription:
+    """A transactional id, as its coordinator knows it."""
+
+    transactional_id: str
+    coordinator: int
+    state: str
+    producer_id: int
+    producer_epoch: int
+    timeout_ms: int
+    start_ms: int
+    """When the current or last transaction started, by the clock of the coordinator; -1 if there was none."""
+    partitions: tuple[TopicPartition, ...]
+    """The partitions of the open transaction. If its outcome is decided, only those that do not have the marker yet."""
+    client_id: str = ""
+    """The client id of the producer. Only Moldau returns client id and host; on Apache Kafka both are empty."""
+    client_host: str = ""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a transaction is ongoing, or its markers are not written yet."""
+        return self.state == "Ongoing" or self.state.startswith("Prepare")
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerState:
+    """A producer, as the leader of a partition knows it."""
+
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int
+    last_timestamp_ms: int
+    """The timestamp of the last batch, by the clock of the producer."""
+    coordinator_epoch: int
+    """The coordinator epoch of the last marker; -1 if there was none."""
+    transaction_start_offset: int | None
+    """The first offset of the open transaction; None if no transaction is open in the partition."""
+
+
+class AbortTransactionSpec(NamedTuple):
+    """A transaction that is open in one partition, for `Admin.abort_transaction`."""
+
+    partition: TopicPartition
+    producer_id: int
+    producer_epoch: int
+    coordinator_epoch: int
+
+
+class OpenTransactionStatus(enum.Enum):
+    ONGOING = "ongoing"
+    """The producer can still commit it. The coordinator aborts it when it times out."""
+    ENDING = "ending"
+    """The outcome is decided, and the coordinator is writing the markers."""
+    HANGING = "hanging"
+    """The coordinator does not know the transaction, or not in this partition: no marker will follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """A transaction that is open in a partition."""
+
+    partition: TopicPartition
+    producer: ProducerState
+    start_offset: int
+    status: OpenTransactionStatus
+    transaction: TransactionDescription | None
+    """What the coordinator knows of the producer; None if it does not know the producer id."""
+    waiting_records: int
+    """The number of offsets from the first one of the transaction to the high watermark. Consumers with read_committed
+    do not get them until all open transactions before them have ended."""
+
+    @property
+    def abort_spec(self) -> AbortTransactionSpec:
+        # Every coordinator epoch is at least 0. A partition without a marker of the producer does not know one.
+        epoch = max(0, self.producer.coordinator_epoch)
+        return AbortTransactionSpec(self.partition, self.producer.producer_id, self.producer.producer_epoch, epoch)
+
+    def age_ms(self, now_ms: int) -> int | None:
+        """Returns for how long the transaction has been open; None if unknown.
+
+        Of a hanging one this is the time since its last batch, if the timestamps of the batch are current.
+        """
+        since_ms = self.producer.last_timestamp_ms
+        if self.transaction is not None and self.status is not OpenTransactionStatus.HANGING:
+            since_ms = self.transaction.start_ms
+        return None if since_ms < 0 else max(0, now_ms - since_ms)
+
+    def remaining_ms(self, now_ms: int) -> int | None:
+        """Returns the time until the coordinator aborts the transaction; None if it is not ongoing."""
+        if self.transaction is None or self.status is not OpenTransactionStatus.ONGOING:
+            return None
+        return max(0, self.transaction.start_ms + self.transaction.timeout_ms - now_ms)
+
+
+class OpenTransactions(NamedTuple):
+    transactions: list[OpenTransaction]
+    """Sorted by partition and first offset. The first one of each partition holds back its last stable offset."""
+    errors: Mapping[TopicPartition, KafkaError]
+    """The partitions that could not be searched."""
+
+    @property
+    def holders(self) -> list[OpenTransaction]:
+        """The transaction that holds back the last stable offset of each partition."""
+        return list({each.partition: each for each in reversed(self.transactions)}.values())[::-1]

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 from moldau.pipelines.definition import PipelineError
 from moldau.pipelines.spec.values import parse_time
+from moldau.settings.option_parser import duration_text
 
 EARLIEST, LATEST = "earliest", "latest"
 UNITS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400, "week": 604_800}
@@ -42,10 +43,4 @@ def iso(time: datetime) -> str:
 
 def elapsed_text(time: str, now: datetime) -> str:
     """Returns the time since an ISO time as text, for example `3 min`."""
-    seconds = max(0, int((now - datetime.fromisoformat(time)).total_seconds()))
-    minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86_400
-    if days:
-        return f"{days} d {hours % 24} h"
-    if hours:
-        return f"{hours} h {minutes % 60} min"
-    return f"{minutes} min" if minutes else f"{seconds} s"
+    return duration_text(max(0, int((now - datetime.fromisoformat(time)).total_seconds())))
