@@ -6,11 +6,15 @@ from typing import Any
 from moldau.coordinator.result import CoordinatorResult, Now
 from moldau.errors import MoldauError
 from moldau.transactions.formats import decode, encode
-from moldau.transactions.records import TransactionRecord
+from moldau.transactions.records import StateRecord, TransactionRecord
 from moldau.transactions.requests import (
+    BATCH_COMMITTED,
     PRODUCER_ID_NEEDED,
     AddPartitionsRequest,
+    EndGroupRequest,
     EndTransactionRequest,
+    GroupMember,
+    InitGroupMemberRequest,
     InitProducerIdRequest,
     ProducerIdAndEpoch,
     TransactionMarkers,
@@ -36,7 +40,7 @@ class ShardHarness:
         self.shard = self._new_shard()
         self.now_ms = 1_700_000_000_000
         self.next_producer_id = 1_000
-        self.log: list[list[TransactionRecord]] = []
+        self.log: list[list[StateRecord]] = []
         """One list of records per append."""
 
     def _new_shard(self) -> TransactionCoordinatorShard:
@@ -56,7 +60,7 @@ class ShardHarness:
         self.next_producer_id += 1
         return self.next_producer_id
 
-    def apply(self, result: CoordinatorResult[TransactionRecord, Any]) -> Any:
+    def apply(self, result: CoordinatorResult[StateRecord, Any]) -> Any:
         if result.records:
             self.log.append(list(result.records))
             self.shard.apply(result.records, self.end_offset)
@@ -136,6 +140,42 @@ class ShardHarness:
             response = self.apply(self.shard.end_transaction(self.now, request, self.new_producer_id()))
         assert isinstance(response, ProducerIdAndEpoch)
         return response
+
+    # Transaction groups
+
+    def init_member(
+        self, member: str = "0/0", batch_id: int = 0, run_id: str = "r1", group_id: str = "q"
+    ) -> ProducerIdAndEpoch | None:
+        """Returns None if the batch is committed."""
+        request = InitGroupMemberRequest(
+            group_id=group_id, batch_id=batch_id, run_id=run_id, member=member, timeout_ms=TIMEOUT_MS
+        )
+        response = self.apply(self.shard.groups.init_member(self.now, request))
+        if response is PRODUCER_ID_NEEDED:
+            response = self.apply(self.shard.groups.init_member(self.now, request, self.new_producer_id()))
+        if response is BATCH_COMMITTED:
+            return None
+        assert isinstance(response, ProducerIdAndEpoch)
+        return response
+
+    def end_group(
+        self,
+        *members: tuple[str, tuple[int, int]],
+        batch_id: int = 0,
+        run_id: str = "r1",
+        group_id: str = "q",
+        commit: bool = True,
+        is_last: bool = False,
+    ) -> None:
+        request = EndGroupRequest(
+            group_id=group_id,
+            batch_id=batch_id,
+            run_id=run_id,
+            commit=commit,
+            is_last=is_last,
+            members=tuple(GroupMember(member, *producer) for member, producer in members),
+        )
+        self.apply(self.shard.groups.end(self.now, request))
 
     def take_markers(self, high_watermark: int | None = None) -> list[TransactionMarkers]:
         return self.shard.take_markers(self.end_offset if high_watermark is None else high_watermark)

@@ -9,7 +9,7 @@ coordinator fails over   (the next one has only committed records)        10s pa
 from collections.abc import Callable
 
 from moldau.errors import MoldauError
-from moldau.transactions.records import TransactionRecord
+from moldau.transactions.records import StateRecord, TransactionRecord
 from moldau.transactions.requests import ProducerIdAndEpoch, TransactionMarkers
 from moldau.transactions.transaction_metadata import TV0, TV2, TopicPartition
 from support.transactions import ShardHarness
@@ -173,7 +173,8 @@ def _name(identity: ProducerIdAndEpoch) -> str:
     return f"producer {identity.producer_id} epoch {identity.producer_epoch}"
 
 
-def _describe(record: TransactionRecord) -> str:
+def _describe(record: StateRecord) -> str:
+    assert isinstance(record, TransactionRecord)
     metadata = record.metadata
     assert metadata is not None
     identity = ProducerIdAndEpoch(metadata.producer_id, metadata.producer_epoch)

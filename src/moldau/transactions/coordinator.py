@@ -24,7 +24,10 @@ from moldau.transactions.marker_sender import MarkerSender
 from moldau.transactions.producer_id_manager import ProducerIdManager
 from moldau.transactions.requests import (
     AddPartitionsRequest,
+    BatchCommitted,
+    EndGroupRequest,
     EndTransactionRequest,
+    InitGroupMemberRequest,
     InitProducerIdRequest,
     ListedTransaction,
     PartitionErrors,
@@ -36,6 +39,7 @@ from moldau.transactions.shard import TransactionCoordinatorShard
 from moldau.transactions.state_topic import TRANSACTION_STATE_TOPIC, new_transaction_state_topic
 from moldau.transactions.transaction_metadata import TV0
 from moldau.transactions.transaction_shard import Operation, TransactionShard
+from moldau.wire.transaction_group_id import coordinator_key, group_coordinator_key
 
 CHARACTERS_PER_ITERATION = 10_000
 """The number of characters that are matched with a pattern in one iteration of the event loop."""
@@ -132,23 +136,20 @@ class TransactionCoordinator:
     async def coordinator_partition(self, transactional_id: str) -> PartitionRegistration:
         """Returns the partition whose leader coordinates a transactional id."""
         topic = await self.ensure_topic()
-        return topic.partitions[partition_for(transactional_id, len(topic.partitions))]
+        return topic.partitions[partition_for(coordinator_key(transactional_id), len(topic.partitions))]
 
     def _shard(self, transactional_id: str) -> TransactionShard:
         if not transactional_id:
             raise InvalidRequestError("a transactional id must not be empty")
-        return self._shards.shard_of(transactional_id)
+        return self._shards.shard_of(coordinator_key(transactional_id))
 
     # Transactions
 
     async def init_producer_id(self, request: InitProducerIdRequest) -> ProducerIdAndEpoch:
         """Starts a producer. Raises ConcurrentTransactionsError while an earlier transaction is being aborted."""
-        transactional_id, timeout_max_ms = request.transactional_id, self._settings.static.transaction_max_timeout_ms
-        if transactional_id and not 0 < request.timeout_ms <= timeout_max_ms:
-            raise InvalidTransactionTimeoutError(
-                f"a transaction timeout of {request.timeout_ms} ms is not within 1 and {timeout_max_ms} ms "
-                "(transaction.max.timeout.ms)"
-            )
+        transactional_id = request.transactional_id
+        if transactional_id:
+            self._check_timeout(request.timeout_ms)
         response = await self._shard(transactional_id).submit_with_producer_id(
             lambda shard, now, producer_id: shard.init_producer_id(now, request, producer_id)
         )
@@ -170,6 +171,37 @@ class TransactionCoordinator:
         )
         assert isinstance(response, ProducerIdAndEpoch)
         return response
+
+    def _check_timeout(self, timeout_ms: int) -> None:
+        timeout_max_ms = self._settings.static.transaction_max_timeout_ms
+        if not 0 < timeout_ms <= timeout_max_ms:
+            raise InvalidTransactionTimeoutError(
+                f"a transaction timeout of {timeout_ms} ms is not within 1 and {timeout_max_ms} ms "
+                "(transaction.max.timeout.ms)"
+            )
+
+    # Transaction groups
+
+    async def init_group_member(self, request: InitGroupMemberRequest) -> ProducerIdAndEpoch | BatchCommitted:
+        """Starts a member's transaction in a batch, unless the batch is committed. Raises ConcurrentTransactionsError
+        while an earlier transaction of the member is being completed."""
+        self._check_timeout(request.timeout_ms)
+        response = await self._group_shard(request.group_id, request.batch_id, request.run_id).submit_with_producer_id(
+            lambda shard, now, producer_id: shard.groups.init_member(now, request, producer_id)
+        )
+        assert isinstance(response, ProducerIdAndEpoch | BatchCommitted)
+        return response
+
+    async def end_group(self, request: EndGroupRequest) -> None:
+        """Commits or aborts the transactions of a batch by one decision. Markers are written afterwards."""
+        await self._group_shard(request.group_id, request.batch_id, request.run_id).submit(
+            lambda shard, now: shard.groups.end(now, request), too_large_error=InvalidRequestError
+        )
+
+    def _group_shard(self, group_id: str, batch_id: int, run_id: str) -> TransactionShard:
+        if not group_id or "/" in group_id or not run_id or batch_id < 0:
+            raise InvalidRequestError("a group needs an id without a slash, a run id, and batches from 0 on")
+        return self._shards.shard_of(group_coordinator_key(group_id))
 
     # Descriptions
 

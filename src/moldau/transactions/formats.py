@@ -1,4 +1,4 @@
-"""Encoding of `__transaction_state` in Kafka's formats for transactions.
+"""Encoding of `__transaction_state` in Kafka's formats for transactions, and in an own format for transaction groups.
 
 Version 1 of the value is written since transaction.version 1, version 0 before. Unknown record types are ignored, as
 Kafka ignores them. Version 1 has two tagged fields that Kafka does not have and skips: the client of the producer.
@@ -16,7 +16,8 @@ from moldau.coordinator.record_format import (
     read_version,
 )
 from moldau.errors import CorruptRecordError
-from moldau.transactions.records import TransactionRecord
+from moldau.transactions.records import StateRecord, TransactionGroupRecord, TransactionRecord
+from moldau.transactions.transaction_group import TransactionGroupMetadata
 from moldau.transactions.transaction_metadata import (
     NO_PRODUCER_ID,
     TV0,
@@ -29,12 +30,28 @@ from moldau.wire.codec import entity_decoder, entity_encoder
 from moldau.wire.schema import FIRST_TAG
 
 TRANSACTION_KEY_VERSION = 0
-OWN_KEY_VERSION_MIN = 10_000
-"""The first key version of record types that only Moldau has; there are none yet. Kafka numbers its types from 0 and
-ignores unknown ones."""
+TRANSACTION_GROUP_KEY_VERSION = 10_000
+"""The key version of transaction groups, which only Moldau has. Kafka numbers its types from 0 and ignores unknown
+ones."""
 
 _TRANSACTION_KEY = declare_entity(
     "TransactionLogKey", TRANSACTION_KEY_VERSION, [FormatField("transactional_id", str, "string")]
+)
+
+_GROUP_KEY = declare_entity(
+    "TransactionGroupKey", TRANSACTION_GROUP_KEY_VERSION, [FormatField("group_id", str, "string")]
+)
+_GROUP_VALUE = declare_entity(
+    "TransactionGroupValue",
+    0,
+    [
+        FormatField("last_batch_id", int, "int64"),
+        FormatField("run_id", str, "string"),
+        FormatField("ended_run_ids", tuple[str, ...], "string"),
+        FormatField("is_complete", bool, "bool"),
+        FormatField("last_update_ms", int, "int64"),
+    ],
+    is_flexible=True,
 )
 
 
@@ -69,10 +86,16 @@ _read_key = entity_decoder(_TRANSACTION_KEY)
 _write_key = entity_encoder(_TRANSACTION_KEY)
 _read_value = [entity_decoder(entity) for entity in _VALUES]
 _write_value = [entity_encoder(entity) for entity in _VALUES]
+_read_group_key, _write_group_key = entity_decoder(_GROUP_KEY), entity_encoder(_GROUP_KEY)
+_read_group_value, _write_group_value = entity_decoder(_GROUP_VALUE), entity_encoder(_GROUP_VALUE)
 
 
-def encode(record: TransactionRecord) -> tuple[bytes, bytes | None]:
+def encode(record: StateRecord) -> tuple[bytes, bytes | None]:
     """Returns the key and value of a record. Raises InvalidRequestError if a string is too long for the format."""
+    return _encode_group(record) if isinstance(record, TransactionGroupRecord) else _encode_transaction(record)
+
+
+def _encode_transaction(record: TransactionRecord) -> tuple[bytes, bytes | None]:
     key = encode_message(TRANSACTION_KEY_VERSION, _write_key, {"transactional_id": record.transactional_id})
     metadata = record.metadata
     if metadata is None:
@@ -105,10 +128,29 @@ def _partition_trees(metadata: TransactionMetadata) -> list[dict[str, Any]] | No
     ]
 
 
-def decode(key: bytes, value: bytes | None) -> TransactionRecord | None:
+def _encode_group(record: TransactionGroupRecord) -> tuple[bytes, bytes | None]:
+    key = encode_message(TRANSACTION_GROUP_KEY_VERSION, _write_group_key, {"group_id": record.group_id})
+    metadata = record.metadata
+    if metadata is None:
+        return key, None
+    value = {
+        "last_batch_id": metadata.last_batch_id,
+        "run_id": metadata.run_id,
+        "ended_run_ids": list(metadata.ended_run_ids),
+        "is_complete": metadata.is_complete,
+        "last_update_ms": metadata.last_update_ms,
+    }
+    return key, encode_message(0, _write_group_value, value)
+
+
+def decode(key: bytes, value: bytes | None) -> StateRecord | None:
     """Decodes a record. Returns None if the record type is ignored. Raises CorruptRecordError."""
     key_view = memoryview(key)
-    if read_version(key_view, "a key of the transaction topic") != TRANSACTION_KEY_VERSION:
+    version = read_version(key_view, "a key of the transaction topic")
+    if version == TRANSACTION_GROUP_KEY_VERSION:
+        group_id = decode_message(_read_group_key, key_view, "the key of a transaction group").group_id
+        return TransactionGroupRecord(group_id, None if value is None else _decode_group(memoryview(value)))
+    if version != TRANSACTION_KEY_VERSION:
         return None
     transactional_id = decode_message(_read_key, key_view, "the key of a transaction").transactional_id
     return TransactionRecord(transactional_id, None if value is None else _decode_value(memoryview(value)))
@@ -134,4 +176,15 @@ def _decode_value(value: memoryview) -> TransactionMetadata:
         next_producer_id=message.get("next_producer_id", NO_PRODUCER_ID),
         client_version=message.get("client_version", TV0),
         client=ProducerClient(message.get("client_id", ""), message.get("client_host", "")),
+    )
+
+
+def _decode_group(value: memoryview) -> TransactionGroupMetadata:
+    message = decode_versioned([_read_group_value], value, "the value of a transaction group")
+    return TransactionGroupMetadata(
+        last_batch_id=message.last_batch_id,
+        run_id=message.run_id,
+        ended_run_ids=tuple(message.ended_run_ids),
+        is_complete=message.is_complete,
+        last_update_ms=message.last_update_ms,
     )

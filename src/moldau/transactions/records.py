@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from moldau.transactions.transaction_group import TransactionGroupMetadata
 from moldau.transactions.transaction_metadata import TV0, TransactionMetadata
 
 
@@ -12,3 +13,13 @@ class TransactionRecord:
     """None for a tombstone."""
     transaction_version: int = TV0
     """The finalized level of transaction.version when the record was written. It determines the format."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionGroupRecord:
+    group_id: str
+    metadata: TransactionGroupMetadata | None
+    """None for a tombstone."""
+
+
+StateRecord = TransactionRecord | TransactionGroupRecord

@@ -33,6 +33,15 @@ class ProducerIdNeeded(Enum):
 PRODUCER_ID_NEEDED = ProducerIdNeeded.PRODUCER_ID_NEEDED
 
 
+class BatchCommitted(Enum):
+    """The response to a member of a transaction group whose batch is committed, so that it must write nothing."""
+
+    BATCH_COMMITTED = "batch committed"
+
+
+BATCH_COMMITTED = BatchCommitted.BATCH_COMMITTED
+
+
 class EmptyResponse(NamedTuple):
     pass
 
@@ -69,6 +78,34 @@ class EndTransactionRequest:
     commit: bool
     client_version: int
     """The transaction version of the client, according to the version of its request."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitGroupMemberRequest:
+    group_id: str
+    batch_id: int
+    run_id: str
+    member: str
+    """The name of the member in the group, the last part of its transactional id."""
+    timeout_ms: int
+
+
+class GroupMember(NamedTuple):
+    member: str
+    producer_id: int
+    producer_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndGroupRequest:
+    group_id: str
+    batch_id: int
+    run_id: str
+    commit: bool
+    is_last: bool = False
+    """Whether no batch will follow."""
+    members: tuple[GroupMember, ...] = ()
+    """The members to commit. All others are aborted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,15 +11,23 @@ from typing import Any
 from moldau.coordinator.deadline_queue import DeadlineQueue
 from moldau.coordinator.result import CompletedRequest, CoordinatorResult, Now
 from moldau.errors import (
-    ConcurrentTransactionsError,
-    InvalidProducerIdMappingError,
+    InvalidRequestError,
     InvalidTransactionStateError,
     MoldauError,
     ProducerFencedError,
     TransactionAbortableError,
     TransactionalIdNotFoundError,
 )
-from moldau.transactions.records import TransactionRecord
+from moldau.transactions.producer_checks import (
+    aborted_by_coordinator,
+    check_producer,
+    fenced_epoch,
+    next_producer_id,
+    require,
+    still_completing,
+    wrong_producer_id,
+)
+from moldau.transactions.records import StateRecord, TransactionGroupRecord, TransactionRecord
 from moldau.transactions.requests import (
     EMPTY_RESPONSE,
     PRODUCER_ID_NEEDED,
@@ -35,6 +43,7 @@ from moldau.transactions.requests import (
     TransactionFilter,
     TransactionMarkers,
 )
+from moldau.transactions.transaction_groups import TransactionGroups
 from moldau.transactions.transaction_metadata import (
     NO_PRODUCER_ID,
     PRODUCER_EPOCH_MAX,
@@ -43,13 +52,14 @@ from moldau.transactions.transaction_metadata import (
     TransactionState,
     is_epoch_exhausted,
 )
+from moldau.wire.transaction_group_id import group_of_member
 
-TransactionResult = CoordinatorResult[TransactionRecord, Sequence[CompletedRequest[Any]]]
+TransactionResult = CoordinatorResult[StateRecord, Sequence[CompletedRequest[Any]]]
 
 IDS_PER_EXPIRATION_PASS = 1_000
 """An expiration step checks this many transactional ids. Requests can run between two steps."""
 
-ProducerResult = CoordinatorResult[TransactionRecord, ProducerIdAndEpoch | ProducerIdNeeded | MoldauError]
+ProducerResult = CoordinatorResult[StateRecord, ProducerIdAndEpoch | ProducerIdNeeded | MoldauError]
 
 _NEEDS_PRODUCER_ID: ProducerResult = CoordinatorResult((), PRODUCER_ID_NEEDED, min_committed_offset=0)
 
@@ -60,6 +70,7 @@ class TransactionCoordinatorShard:
         self._transaction_version = transaction_version
         self._id_expiration_ms = id_expiration_ms
         self._transactions: dict[str, TransactionMetadata] = {}
+        self.groups = TransactionGroups(self._transactions, transaction_version=transaction_version)
         self._deadlines = DeadlineQueue()
         """Wall clock times at which ongoing transactions time out."""
         self._timed_out_and_exhausted: dict[str, None] = {}
@@ -73,8 +84,12 @@ class TransactionCoordinatorShard:
     def get(self, transactional_id: str) -> TransactionMetadata | None:
         return self._transactions.get(transactional_id)
 
-    def apply(self, records: Sequence[TransactionRecord], end_offset: int) -> None:
+    def apply(self, records: Sequence[StateRecord], end_offset: int) -> None:
         for record in records:
+            if isinstance(record, TransactionGroupRecord):
+                self.groups.apply(record)
+                continue
+            self.groups.apply_transaction(record)
             transactional_id, metadata = record.transactional_id, record.metadata
             self._unsent_markers.pop(transactional_id, None)
             self._timed_out_and_exhausted.pop(transactional_id, None)
@@ -89,7 +104,7 @@ class TransactionCoordinatorShard:
 
     def _change(
         self, transactional_id: str, metadata: TransactionMetadata, response: Any
-    ) -> CoordinatorResult[TransactionRecord, Any]:
+    ) -> CoordinatorResult[StateRecord, Any]:
         record = TransactionRecord(transactional_id, metadata, self._transaction_version())
         return CoordinatorResult([record], response)
 
@@ -111,7 +126,7 @@ class TransactionCoordinatorShard:
             created = TransactionMetadata.initial(new_producer_id, request.timeout_ms, now.wall_ms, request.client)
             return self._change(transactional_id, created, _identity(created))
         if metadata.is_prepared:
-            raise _still_completing(transactional_id)
+            raise still_completing(transactional_id)
         if expected is not None and not _may_continue(metadata, expected):
             raise ProducerFencedError(
                 f"producer id {expected.producer_id} and epoch {expected.producer_epoch} are fenced by "
@@ -121,7 +136,7 @@ class TransactionCoordinatorShard:
             aborted = self._fenced(now, metadata, new_producer_id)
             if aborted is None:
                 return _NEEDS_PRODUCER_ID
-            return self._change(transactional_id, aborted, _still_completing(transactional_id))
+            return self._change(transactional_id, aborted, still_completing(transactional_id))
         expected_epoch = None if expected is None else expected.producer_epoch
         if metadata.is_epoch_exhausted and expected_epoch in (None, metadata.producer_epoch):
             if new_producer_id is None:
@@ -137,35 +152,27 @@ class TransactionCoordinatorShard:
         self, now: Now, metadata: TransactionMetadata, new_producer_id: int | None
     ) -> TransactionMetadata | None:
         """Returns the aborted transaction; None if a new producer id is needed."""
-        if metadata.is_epoch_exhausted and self._transaction_version() >= TV2 and new_producer_id is None:
-            return None
-        return metadata.fenced(
-            transaction_version=self._transaction_version(),
-            next_producer_id=_next_producer_id(metadata, new_producer_id),
-            now_ms=now.wall_ms,
-        )
+        return aborted_by_coordinator(metadata, self._transaction_version(), now.wall_ms, new_producer_id)
 
     # Partitions
 
-    def add_partitions(
-        self, now: Now, request: AddPartitionsRequest
-    ) -> CoordinatorResult[TransactionRecord, EmptyResponse]:
+    def add_partitions(self, now: Now, request: AddPartitionsRequest) -> CoordinatorResult[StateRecord, EmptyResponse]:
         metadata = self._require(request.transactional_id)
         if metadata.is_prepared:
             # A producer with TV2 may have a new producer id already, so ids are not compared before.
-            raise _still_completing(request.transactional_id)
-        _check_producer(metadata, request.producer_id, request.producer_epoch)
+            raise still_completing(request.transactional_id)
+        check_producer(metadata, request.producer_id, request.producer_epoch)
         if metadata.state is TransactionState.ONGOING and request.partitions <= metadata.partitions:
             return CoordinatorResult((), EMPTY_RESPONSE)
         changed = metadata.with_partitions(request.partitions, request.client_version, now.wall_ms)
         return self._change(request.transactional_id, changed, EMPTY_RESPONSE)
 
-    def verify_partitions(self, request: AddPartitionsRequest) -> CoordinatorResult[TransactionRecord, PartitionErrors]:
+    def verify_partitions(self, request: AddPartitionsRequest) -> CoordinatorResult[StateRecord, PartitionErrors]:
         """Returns for each partition whether it is in the transaction. Changes nothing."""
         metadata = self._require(request.transactional_id)
-        _check_producer(metadata, request.producer_id, request.producer_epoch)
+        check_producer(metadata, request.producer_id, request.producer_epoch)
         if metadata.is_prepared:
-            raise _still_completing(request.transactional_id)
+            raise still_completing(request.transactional_id)
         errors: PartitionErrors = {
             (topic, partition): None
             if (topic, partition) in metadata.partitions
@@ -182,20 +189,24 @@ class TransactionCoordinatorShard:
         """Decides the outcome of a transaction. The response is the producer id and epoch of the next transaction; it
         has no values for a client without TV2, whose producer id and epoch do not change."""
         metadata = self._require(request.transactional_id)
+        if request.commit and group_of_member(request.transactional_id) is not None:
+            raise InvalidRequestError(
+                f"{request.transactional_id!r} is a member of a transaction group, which is committed as a whole"
+            )
         if request.client_version < TV2:
             return self._end_with_same_epoch(now, metadata, request)
         if metadata.is_prepared:
             # The producer may have its next producer id already, so ids are not compared before.
-            raise _still_completing(request.transactional_id)
+            raise still_completing(request.transactional_id)
         is_retry = _is_retry(metadata, request)
         is_same_producer = metadata.producer_id == request.producer_id
         if not is_same_producer and not is_retry:
-            raise _wrong_producer_id(metadata, request.producer_id)
+            raise wrong_producer_id(metadata, request.producer_id)
         if metadata.state in (TransactionState.ONGOING, TransactionState.EMPTY):
             # An earlier epoch is no retry here, because that retry's transaction has ended or never existed.
             is_retry = False
         if not is_retry and (not is_same_producer or metadata.producer_epoch != request.producer_epoch):
-            raise _fenced_epoch(metadata, request.producer_epoch)
+            raise fenced_epoch(metadata, request.producer_epoch)
         if is_retry and metadata.state is _complete_state(commit=request.commit):
             return CoordinatorResult((), _identity(metadata))
         if is_retry or (request.commit and metadata.state is not TransactionState.ONGOING):
@@ -205,7 +216,7 @@ class TransactionCoordinatorShard:
         prepared = metadata.prepared(
             commit=request.commit,
             client_version=request.client_version,
-            next_producer_id=_next_producer_id(metadata, new_producer_id),
+            next_producer_id=next_producer_id(metadata, new_producer_id),
             now_ms=now.wall_ms,
         )
         response = ProducerIdAndEpoch(*prepared.after_completion())
@@ -215,9 +226,9 @@ class TransactionCoordinatorShard:
         self, now: Now, metadata: TransactionMetadata, request: EndTransactionRequest
     ) -> ProducerResult:
         """Ends a transaction of a client without TV2."""
-        _check_producer(metadata, request.producer_id, request.producer_epoch)
+        check_producer(metadata, request.producer_id, request.producer_epoch)
         if metadata.is_prepared:
-            raise _still_completing(request.transactional_id)
+            raise still_completing(request.transactional_id)
         if metadata.state is _complete_state(commit=request.commit):
             return CoordinatorResult((), ProducerIdAndEpoch())
         if metadata.state is not TransactionState.ONGOING:
@@ -246,7 +257,7 @@ class TransactionCoordinatorShard:
 
     def complete_transaction(
         self, now: Now, markers: TransactionMarkers
-    ) -> CoordinatorResult[TransactionRecord, EmptyResponse]:
+    ) -> CoordinatorResult[StateRecord, EmptyResponse]:
         """Completes a transaction whose markers are written to all partitions. Does nothing if it is complete."""
         metadata = self._transactions.get(markers.transactional_id)
         if metadata is None or not metadata.is_prepared or _markers(markers.transactional_id, metadata) != markers:
@@ -281,7 +292,7 @@ class TransactionCoordinatorShard:
 
     def abort_timed_out(
         self, now: Now, transactional_id: str, new_producer_id: int
-    ) -> CoordinatorResult[TransactionRecord, EmptyResponse]:
+    ) -> CoordinatorResult[StateRecord, EmptyResponse]:
         """Aborts a timed out transaction with exhausted epochs. Does nothing if the transaction has ended."""
         metadata = self._transactions.get(transactional_id)
         timeout_at_ms = None if metadata is None else _timeout_at_ms(metadata)
@@ -292,31 +303,30 @@ class TransactionCoordinatorShard:
         return self._change(transactional_id, aborted, EMPTY_RESPONSE)
 
     def expire_ids(self, now: Now) -> TransactionResult | None:
-        """Checks some transactional ids, and deletes those that were not used for a long time.
+        """Checks some transactional ids, and deletes those that were not used for a long time. Also deletes groups that
+        are not needed any more.
 
         Each call continues after the ids that the previous call checked. After the last id, one call returns None, and
         the next call starts a new round over all ids.
         """
+        oldest_ms = now.wall_ms - self._id_expiration_ms
+        records: list[StateRecord] = []
         if self._ids_to_expire is None:
             self._ids_to_expire = deque(self._transactions)
+            records += self.groups.expired(oldest_ms)
         elif not self._ids_to_expire:
             self._ids_to_expire = None
             return None
-        records: list[TransactionRecord] = []
         for _ in range(min(IDS_PER_EXPIRATION_PASS, len(self._ids_to_expire))):
             transactional_id = self._ids_to_expire.popleft()
             metadata = self._transactions.get(transactional_id)
-            if (
-                metadata is not None
-                and metadata.is_idle
-                and metadata.last_update_ms <= now.wall_ms - self._id_expiration_ms
-            ):
+            if metadata is not None and metadata.is_idle and metadata.last_update_ms <= oldest_ms:
                 records.append(TransactionRecord(transactional_id, None))
         return CoordinatorResult(records, ())
 
     # Descriptions
 
-    def describe(self, transactional_id: str) -> CoordinatorResult[TransactionRecord, TransactionDescription]:
+    def describe(self, transactional_id: str) -> CoordinatorResult[StateRecord, TransactionDescription]:
         metadata = self._transactions.get(transactional_id)
         if metadata is None:
             raise TransactionalIdNotFoundError(f"the transactional id {transactional_id!r} does not exist")
@@ -333,7 +343,7 @@ class TransactionCoordinatorShard:
 
     def list_transactions(
         self, now: Now, filter_: TransactionFilter
-    ) -> CoordinatorResult[TransactionRecord, list[ListedTransaction]]:
+    ) -> CoordinatorResult[StateRecord, list[ListedTransaction]]:
         listed = [
             ListedTransaction(transactional_id, metadata.producer_id, metadata.state)
             for transactional_id, metadata in self._transactions.items()
@@ -342,10 +352,7 @@ class TransactionCoordinatorShard:
         return CoordinatorResult((), listed)
 
     def _require(self, transactional_id: str) -> TransactionMetadata:
-        metadata = self._transactions.get(transactional_id)
-        if metadata is None:
-            raise InvalidProducerIdMappingError(f"the transactional id {transactional_id!r} does not exist")
-        return metadata
+        return require(self._transactions.get(transactional_id), transactional_id)
 
 
 def _timeout_at_ms(metadata: TransactionMetadata) -> int | None:
@@ -404,39 +411,11 @@ def _is_retry(metadata: TransactionMetadata, request: EndTransactionRequest) -> 
     )
 
 
-def _next_producer_id(metadata: TransactionMetadata, new_producer_id: int | None) -> int:
-    """Returns the new producer id if the end of the transaction exhausts the epochs of the current one."""
-    return NO_PRODUCER_ID if new_producer_id is None or not metadata.is_epoch_exhausted else new_producer_id
-
-
-def _check_producer(metadata: TransactionMetadata, producer_id: int, producer_epoch: int) -> None:
-    if metadata.producer_id != producer_id:
-        raise _wrong_producer_id(metadata, producer_id)
-    if metadata.producer_epoch != producer_epoch:
-        raise _fenced_epoch(metadata, producer_epoch)
-
-
-def _wrong_producer_id(metadata: TransactionMetadata, producer_id: int) -> MoldauError:
-    return InvalidProducerIdMappingError(
-        f"the transactional id has the producer id {metadata.producer_id}, not {producer_id}"
-    )
-
-
-def _fenced_epoch(metadata: TransactionMetadata, producer_epoch: int) -> MoldauError:
-    return ProducerFencedError(
-        f"epoch {producer_epoch} of producer {metadata.producer_id} is fenced by epoch {metadata.producer_epoch}"
-    )
-
-
 def _wrong_state(metadata: TransactionMetadata, request: EndTransactionRequest) -> MoldauError:
     action = "committed" if request.commit else "aborted"
     return InvalidTransactionStateError(
         f"the transaction of {request.transactional_id!r} is {metadata.state.label} and cannot be {action}"
     )
-
-
-def _still_completing(transactional_id: str) -> MoldauError:
-    return ConcurrentTransactionsError(f"the previous transaction of {transactional_id!r} is not complete: try again")
 
 
 def _passes(filter_: TransactionFilter, metadata: TransactionMetadata, now_ms: int) -> bool:

@@ -6,13 +6,13 @@ from typing import Any
 
 from moldau.coordinator.result import CompletedRequest, CoordinatorResult, Now, RequestId
 from moldau.coordinator.shard_driver import ShardDriver
-from moldau.errors import CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NotCoordinatorError
+from moldau.errors import CoordinatorLoadInProgressError, CoordinatorNotAvailableError, MoldauError, NotCoordinatorError
 from moldau.observe.logging import get_logger
 from moldau.partitions.partition import Partition
 from moldau.platform.clock import Clock
 from moldau.transactions import formats
 from moldau.transactions.marker_sender import MarkerSender, PendingMarkers
-from moldau.transactions.records import TransactionRecord
+from moldau.transactions.records import StateRecord
 from moldau.transactions.requests import PRODUCER_ID_NEEDED, TransactionMarkers
 from moldau.transactions.shard import TransactionCoordinatorShard, TransactionResult
 
@@ -25,10 +25,8 @@ RETRY_BACKOFF_S = 0.1
 
 _RETRIABLE_ERRORS = (CoordinatorNotAvailableError, NotCoordinatorError, CoordinatorLoadInProgressError)
 
-Operation = Callable[[TransactionCoordinatorShard, Now], CoordinatorResult[TransactionRecord, Any]]
-OperationWithProducerId = Callable[
-    [TransactionCoordinatorShard, Now, int | None], CoordinatorResult[TransactionRecord, Any]
-]
+Operation = Callable[[TransactionCoordinatorShard, Now], CoordinatorResult[StateRecord, Any]]
+OperationWithProducerId = Callable[[TransactionCoordinatorShard, Now, int | None], CoordinatorResult[StateRecord, Any]]
 
 
 class TransactionShard:
@@ -39,7 +37,7 @@ class TransactionShard:
         marker_sender: MarkerSender,
         generate_producer_id: Callable[[], Awaitable[int]],
     ) -> None:
-        self.driver: ShardDriver[TransactionCoordinatorShard, TransactionRecord] = ShardDriver(
+        self.driver: ShardDriver[TransactionCoordinatorShard, StateRecord] = ShardDriver(
             partition,
             formats,
             clock,
@@ -56,15 +54,18 @@ class TransactionShard:
         self._tasks: dict[asyncio.Task[None], None] = {}
         """Tasks in the order of their start."""
 
-    async def submit(self, operation: Operation) -> Any:
-        """Runs an operation and returns its response when it is committed. Raises the error of a rejected request."""
+    async def submit(self, operation: Operation, *, too_large_error: type[MoldauError] = MoldauError) -> Any:
+        """Runs an operation and returns its response when it is committed. Raises the error of a rejected request.
+
+        `too_large_error` is the error of a request whose records do not fit into one batch.
+        """
 
         def run(shard: TransactionCoordinatorShard, now: Now, request_id: RequestId) -> TransactionResult:
             result = operation(shard, now)
             completed = [CompletedRequest(request_id, result.response)]
             return CoordinatorResult(result.records, completed, result.min_committed_offset)
 
-        return await self.driver.submit(run)
+        return await self.driver.submit(run, too_large_error=too_large_error)
 
     async def submit_with_producer_id(self, operation: OperationWithProducerId) -> Any:
         """Runs an operation, with a new producer id only if the operation needs one."""

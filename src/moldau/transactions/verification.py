@@ -39,6 +39,7 @@ from moldau.transactions.transaction_metadata import TV0, TV2, TopicPartition
 from moldau.transactions.verification_queue import VerificationQueue
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
+from moldau.wire.transaction_group_id import coordinator_key
 
 log = get_logger(__name__)
 
@@ -160,7 +161,7 @@ class TransactionVerifier:
         topic = image.topics.get(TRANSACTION_STATE_TOPIC)
         if topic is None:
             raise CoordinatorNotAvailableError(f"{TRANSACTION_STATE_TOPIC} does not exist")
-        leader = topic.partitions[partition_for(transactional_id, len(topic.partitions))].leader
+        leader = topic.partitions[partition_for(coordinator_key(transactional_id), len(topic.partitions))].leader
         broker = image.brokers.get(leader)
         if broker is None or broker.fenced:
             raise CoordinatorNotAvailableError(f"the coordinator of {transactional_id!r} is not available")

@@ -1,4 +1,4 @@
-"""The keys of Kafka's APIs."""
+"""The keys of Kafka's APIs, and of those that only Moldau has."""
 
 from enum import IntEnum
 
@@ -67,3 +67,6 @@ class ApiKey(IntEnum):
     ADD_RAFT_VOTER = 80
     REMOVE_RAFT_VOTER = 81
     UPDATE_RAFT_VOTER = 82
+    # APIs of Moldau. Kafka numbers its APIs from 0 and clients ignore unknown keys.
+    INIT_TXN_GROUP_MEMBER = 20_000
+    END_TXN_GROUP = 20_001

@@ -1706,3 +1706,34 @@ class UpdateRaftVoterResponseCurrentLeader(TypedDict):
     leader_epoch: NotRequired[int]
     host: str
     port: int
+
+class InitTxnGroupMemberRequest:
+    group_id: str
+    batch_id: int
+    run_id: str
+    member: str
+    transaction_timeout_ms: int
+
+class InitTxnGroupMemberResponse(TypedDict):
+    error_code: NotRequired[int]
+    error_message: NotRequired[str | None]
+    is_committed: NotRequired[bool]
+    producer_id: NotRequired[int]
+    producer_epoch: NotRequired[int]
+
+class EndTxnGroupRequest:
+    group_id: str
+    batch_id: int
+    run_id: str
+    committed: bool
+    is_last: bool
+    members: list[EndTxnGroupRequestMember]
+
+class EndTxnGroupRequestMember:
+    member: str
+    producer_id: int
+    producer_epoch: int
+
+class EndTxnGroupResponse(TypedDict):
+    error_code: NotRequired[int]
+    error_message: NotRequired[str | None]

@@ -1,5 +1,7 @@
 """Schemas of messages, read from kio's dataclasses on first use, and the tagged fields that Moldau adds to them.
 
+`own_messages.py` declares the messages of Moldau's own APIs.
+
 kio's own decoders are not used for requests. They allocate memory for the element count in the request before they
 check how many bytes follow, so a request of ten bytes could kill the process (docs/decisions/0002-own-codec.md).
 """
@@ -14,6 +16,7 @@ from typing import Any, ClassVar, Literal
 from uuid import UUID
 
 from moldau.wire.kio import EntityType, api_key_map, load_payload_module, schema_name_map
+from moldau.wire.own_messages import OWN_MESSAGES
 
 MessageKind = Literal["request", "response"]
 
@@ -182,7 +185,10 @@ def _to_plain(value: Any) -> Any:
 
 
 def message_type(api_key: int, version: int, kind: MessageKind) -> type:
-    """Returns the top-level entity of a request or response. Raises LookupError if kio has no such message."""
+    """Returns the top-level entity of a request or response. Raises LookupError if there is no such message."""
+    if (api_key, version) in OWN_MESSAGES:
+        request, response = OWN_MESSAGES[api_key, version]
+        return request if kind == "request" else response
     try:
         name = api_key_map[api_key]
         schema_name_map[name][version]

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moldau.errors import CorruptRecordError, InvalidRequestError
-from moldau.transactions.formats import OWN_KEY_VERSION_MIN, TRANSACTION_KEY_VERSION, decode, encode
-from moldau.transactions.records import TransactionRecord
+from moldau.transactions.formats import TRANSACTION_GROUP_KEY_VERSION, TRANSACTION_KEY_VERSION, decode, encode
+from moldau.transactions.records import TransactionGroupRecord, TransactionRecord
+from moldau.transactions.transaction_group import TransactionGroupMetadata
 from moldau.transactions.transaction_metadata import (
     TV0,
     TV1,
@@ -130,13 +131,13 @@ def test_the_last_epoch_is_not_stored() -> None:
     assert record.metadata == PREPARED
 
 
-@pytest.mark.parametrize("version", [1, 7, OWN_KEY_VERSION_MIN, -1])
+@pytest.mark.parametrize("version", [1, 7, TRANSACTION_GROUP_KEY_VERSION + 1, -1])
 def test_unknown_record_types_are_ignored(version: int) -> None:
     assert decode(struct.pack(">h", version) + b"anything", b"\0\0") is None
 
 
 def test_kafka_knows_no_record_type_of_ours() -> None:
-    assert OWN_KEY_VERSION_MIN > TRANSACTION_KEY_VERSION + 1_000
+    assert TRANSACTION_GROUP_KEY_VERSION > TRANSACTION_KEY_VERSION + 1_000
 
 
 @pytest.mark.parametrize(
@@ -190,3 +191,28 @@ def test_all_values_are_decoded_again(transactional_id: str, metadata: Transacti
     assert old.metadata == dataclasses.replace(
         metadata, previous_producer_id=-1, next_producer_id=-1, client_version=TV0, client=UNKNOWN_CLIENT
     )
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        None,
+        TransactionGroupMetadata(),
+        TransactionGroupMetadata(
+            last_batch_id=2**40, run_id="r3", ended_run_ids=("r1", "r2"), is_complete=True, last_update_ms=17
+        ),
+    ],
+)
+def test_a_transaction_group_is_decoded_as_it_was_encoded(metadata: TransactionGroupMetadata | None) -> None:
+    record = TransactionGroupRecord("Vltava-řeka", metadata)
+    key, value = encode(record)
+    assert key[:2] == struct.pack(">h", 10_000)
+    assert decode(key, value) == record
+
+
+def test_a_damaged_transaction_group_is_corrupt() -> None:
+    key, value = encode(TransactionGroupRecord("q", TransactionGroupMetadata(run_id="r1")))
+    assert value is not None
+    for damaged in (value[:-3], b"\x00\x07" + value[2:]):
+        with pytest.raises(CorruptRecordError, match="transaction group"):
+            decode(key, damaged)

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from moldau.coordinator.result import CoordinatorResult
 from moldau.errors import ConcurrentTransactionsError, MoldauError
-from moldau.transactions.records import TransactionRecord
+from moldau.transactions.records import StateRecord
 from moldau.transactions.requests import (
     PRODUCER_ID_NEEDED,
     AddPartitionsRequest,
@@ -40,7 +40,7 @@ NEXT_STATES = {
     STATES.COMPLETE_ABORT: {STATES.EMPTY, STATES.ONGOING, STATES.PREPARE_ABORT},
 }
 
-Operation = Callable[[int | None], CoordinatorResult[TransactionRecord, Any]]
+Operation = Callable[[int | None], CoordinatorResult[StateRecord, Any]]
 
 
 @dataclass(eq=False)
@@ -251,9 +251,7 @@ class TransactionModel(RuleBasedStateMachine):
         if not isinstance(response, MoldauError):
             self.check_repetition(request, response)
 
-    def end(
-        self, request: EndTransactionRequest, new_producer_id: int | None
-    ) -> CoordinatorResult[TransactionRecord, Any]:
+    def end(self, request: EndTransactionRequest, new_producer_id: int | None) -> CoordinatorResult[StateRecord, Any]:
         return self.harness.shard.end_transaction(self.harness.now, request, new_producer_id)
 
     @precondition(lambda self: any(producer.sent for producer in self.producers))

@@ -1,0 +1,63 @@
+"""Messages of the APIs that only Moldau has, declared like kio's."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import ClassVar
+
+from moldau.wire.api_keys import ApiKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitTxnGroupMemberRequest:
+    __flexible__: ClassVar[bool] = True
+    group_id: str = field(metadata={"kafka_type": "string"})
+    batch_id: int = field(metadata={"kafka_type": "int64"})
+    run_id: str = field(metadata={"kafka_type": "string"})
+    member: str = field(metadata={"kafka_type": "string"})
+    transaction_timeout_ms: int = field(metadata={"kafka_type": "int32"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitTxnGroupMemberResponse:
+    __flexible__: ClassVar[bool] = True
+    error_code: int = field(default=0, metadata={"kafka_type": "int16"})
+    error_message: str | None = field(default=None, metadata={"kafka_type": "string"})
+    is_committed: bool = field(default=False, metadata={"kafka_type": "bool"})
+    producer_id: int = field(default=-1, metadata={"kafka_type": "int64"})
+    producer_epoch: int = field(default=-1, metadata={"kafka_type": "int16"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndTxnGroupMember:
+    __flexible__: ClassVar[bool] = True
+    member: str = field(metadata={"kafka_type": "string"})
+    producer_id: int = field(metadata={"kafka_type": "int64"})
+    producer_epoch: int = field(metadata={"kafka_type": "int16"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndTxnGroupRequest:
+    __flexible__: ClassVar[bool] = True
+    group_id: str = field(metadata={"kafka_type": "string"})
+    batch_id: int = field(metadata={"kafka_type": "int64"})
+    run_id: str = field(metadata={"kafka_type": "string"})
+    committed: bool = field(metadata={"kafka_type": "bool"})
+    is_last: bool = field(metadata={"kafka_type": "bool"})
+    members: tuple[EndTxnGroupMember, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndTxnGroupResponse:
+    __flexible__: ClassVar[bool] = True
+    error_code: int = field(default=0, metadata={"kafka_type": "int16"})
+    error_message: str | None = field(default=None, metadata={"kafka_type": "string"})
+
+
+OWN_MESSAGES: Mapping[tuple[int, int], tuple[type, type]] = MappingProxyType(
+    {
+        (ApiKey.INIT_TXN_GROUP_MEMBER, 0): (InitTxnGroupMemberRequest, InitTxnGroupMemberResponse),
+        (ApiKey.END_TXN_GROUP, 0): (EndTxnGroupRequest, EndTxnGroupResponse),
+    }
+)
+"""The request and response of each API and version."""
