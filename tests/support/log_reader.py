@@ -12,8 +12,26 @@ def all_records(bootstrap: str, topic: str, timeout_s: float | None = None) -> l
     return asyncio.run(asyncio.wait_for(_all_records(bootstrap, topic), timeout_s))
 
 
-async def _all_records(bootstrap: str, topic: str) -> list[ConsumerRecord]:
-    async with Cluster(bootstrap) as cluster, Consumer(cluster=cluster) as consumer:
+def committed_records(bootstrap: str, topic: str, timeout_s: float = 30) -> list[ConsumerRecord]:
+    """Waits until no transaction is open, and returns all committed records by partition and offset."""
+    return asyncio.run(asyncio.wait_for(_committed_records(bootstrap, topic), timeout_s))
+
+
+async def _committed_records(bootstrap: str, topic: str) -> list[ConsumerRecord]:
+    async with (
+        Cluster(bootstrap) as cluster,
+        Consumer(cluster=cluster) as reader,
+        Consumer(cluster=cluster, isolation_level="read_committed") as committed_reader,
+    ):
+        await cluster.refresh([topic])
+        partitions = [TopicPartition(topic, each.index) for each in cluster.topics[topic].partitions]
+        while await committed_reader.end_offsets(partitions) != await reader.end_offsets(partitions):
+            await asyncio.sleep(0.02)
+    return await _all_records(bootstrap, topic, "read_committed")
+
+
+async def _all_records(bootstrap: str, topic: str, isolation_level: str = "read_uncommitted") -> list[ConsumerRecord]:
+    async with Cluster(bootstrap) as cluster, Consumer(cluster=cluster, isolation_level=isolation_level) as consumer:
         await cluster.refresh([topic])
         if topic not in cluster.topics:
             return []

@@ -82,6 +82,8 @@ SUPPORTED_VERSIONS: Mapping[ApiKey, VersionRange] = {
     ApiKey.ADD_RAFT_VOTER: VersionRange(0, 1),
     ApiKey.REMOVE_RAFT_VOTER: VersionRange(0, 0),
     ApiKey.UPDATE_RAFT_VOTER: VersionRange(0, 0),
+    ApiKey.INIT_TXN_GROUP_MEMBER: VersionRange(0, 0),
+    ApiKey.END_TXN_GROUP: VersionRange(0, 0),
 }
 
 

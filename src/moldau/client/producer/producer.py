@@ -19,7 +19,7 @@ from moldau.client.errors import ConnectionLostError, ErrorCode, IllegalStateErr
 from moldau.client.net.cluster import Cluster, resolve_cluster
 from moldau.client.net.metadata import NO_LEADER
 from moldau.client.producer.partitioner import StickyPartitioner, partition_of_key
-from moldau.client.producer.producer_batch import ProduceResult, estimate_record_size
+from moldau.client.producer.producer_batch import ProduceResult, ProducerIdAndEpoch, estimate_record_size
 from moldau.client.producer.record_accumulator import RecordAccumulator
 from moldau.client.producer.sender import Sender
 from moldau.client.producer.transaction import Transaction, TransactionCoordinator
@@ -126,14 +126,28 @@ class Producer:
 
     async def start(self) -> None:
         """Connects. A transactional producer also fences others with its id and waits until their transaction ends."""
-        if self._is_open or self._is_closed:
-            raise IllegalStateError("a producer can be started only once")
-        if self._owns_cluster:
-            await self._cluster.start()
+        await self._connect()
         if self._transactions is not None:
             await self._transactions.init_transactions()
         self._is_open = True
         self._sender.start()
+
+    async def start_member_transaction(self, identity: ProducerIdAndEpoch) -> None:
+        """Starts as a member of a transaction group, with a producer id and epoch that the coordinator has assigned.
+
+        The producer is then in its only transaction, which others end (transaction_group.py).
+        """
+        assert self._transactions is not None, "a member has a transactional id"
+        await self._connect()
+        self._transactions.begin_member(identity)
+        self._is_open = True
+        self._sender.start()
+
+    async def _connect(self) -> None:
+        if self._is_open or self._is_closed:
+            raise IllegalStateError("a producer can be started only once")
+        if self._owns_cluster:
+            await self._cluster.start()
 
     async def close(self, *, timeout_ms: int | None = None) -> None:
         """Delivers all records and closes. Without `timeout_ms`, waits until every record has a result.
@@ -196,6 +210,11 @@ class Producer:
         if self._transactions is None:
             raise IllegalStateError("a producer without a transactional_id has no transactions")
         return Transaction(self._transactions)
+
+    def check_member_transaction(self) -> None:
+        """Raises TransactionAbortableError if the transaction of `start_member_transaction` cannot be committed."""
+        assert self._transactions is not None, "a member has a transactional id"
+        self._transactions.manager.check_in_transaction()
 
     # Sending
 

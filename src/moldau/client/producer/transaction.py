@@ -25,7 +25,7 @@ from moldau.observe.logging import get_logger
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 
-_BACKOFF_MS = 20
+COORDINATOR_BACKOFF_MS = 20
 """The first backoff of requests to coordinators, because an earlier transaction is often completed within it."""
 _END_TXN_VERSION_TV2, _TXN_OFFSET_COMMIT_VERSION_TV2 = 5, 5
 
@@ -164,6 +164,11 @@ class TransactionCoordinator:
 
     # Beginning
 
+    def begin_member(self, producer: ProducerIdAndEpoch) -> None:
+        """Begins the transaction of a transaction group's member, which has got this producer id and epoch."""
+        self._start_epoch(producer)
+        self.manager.begin()
+
     async def begin(self) -> int:
         async with self._lock:
             self.manager.check_can_begin()
@@ -191,8 +196,10 @@ class TransactionCoordinator:
             self.manager.handle_error(TransactionRequest.INIT, error)
             self.manager.raise_error()
             raise
+        self._start_epoch(ProducerIdAndEpoch(response.producer_id, response.producer_epoch))
+
+    def _start_epoch(self, producer: ProducerIdAndEpoch) -> None:
         is_v2 = self._uses_v2()
-        producer = ProducerIdAndEpoch(response.producer_id, response.producer_epoch)
         self._accumulator.start_epoch(producer if is_v2 else None)
         self.manager.handle_producer_id(producer, is_v2=is_v2)
         _log.debug("producer id", id=self.manager.transactional_id, producer=producer, is_v2=is_v2)
@@ -272,7 +279,7 @@ class TransactionCoordinator:
             tree,
             parse_partition_errors,
             self._max_block_ms,
-            backoff_ms=_BACKOFF_MS,
+            backoff_ms=COORDINATOR_BACKOFF_MS,
             version=version if self.manager.is_v2 else None,
             version_max=None if self.manager.is_v2 else version - 1,
         )
@@ -349,7 +356,7 @@ class TransactionCoordinator:
             parse,
             self._max_block_ms,
             kind=TRANSACTION,
-            backoff_ms=_BACKOFF_MS,
+            backoff_ms=COORDINATOR_BACKOFF_MS,
             **versions,
         )
 
