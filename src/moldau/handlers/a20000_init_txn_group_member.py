@@ -6,6 +6,7 @@ later run of the group has begun, INVALID_TXN_STATE if a later batch is committe
 
 from moldau.server.api import Broker, RequestContext, handles, top_level_error
 from moldau.transactions.requests import BATCH_COMMITTED, InitGroupMemberRequest
+from moldau.transactions.transaction_metadata import ProducerClient
 from moldau.wire.messages import InitTxnGroupMemberRequest, InitTxnGroupMemberResponse
 
 
@@ -20,6 +21,7 @@ async def init_txn_group_member(
             run_id=request.run_id,
             member=request.member,
             timeout_ms=request.transaction_timeout_ms,
+            client=ProducerClient(session.client_id or "", session.client_host),
         )
     )
     if producer is BATCH_COMMITTED:

@@ -88,6 +88,7 @@ class InitGroupMemberRequest:
     member: str
     """The name of the member in the group, the last part of its transactional id."""
     timeout_ms: int
+    client: ProducerClient = UNKNOWN_CLIENT
 
 
 class GroupMember(NamedTuple):

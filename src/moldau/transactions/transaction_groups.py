@@ -93,7 +93,7 @@ class TransactionGroups:
             changed = aborted_by_coordinator(metadata, self._transaction_version(), now.wall_ms, new_producer_id)
             response = still_completing(transactional_id)
         else:
-            changed = _restarted(metadata, request.timeout_ms, now.wall_ms, new_producer_id)
+            changed = _restarted(metadata, request, now.wall_ms, new_producer_id)
             response = ProducerIdAndEpoch()
             if changed is not None:
                 response = ProducerIdAndEpoch(changed.producer_id, changed.producer_epoch)
@@ -174,16 +174,16 @@ class TransactionGroups:
 
 
 def _restarted(
-    metadata: TransactionMetadata | None, timeout_ms: int, now_ms: int, new_producer_id: int | None
+    metadata: TransactionMetadata | None, request: InitGroupMemberRequest, now_ms: int, new_producer_id: int | None
 ) -> TransactionMetadata | None:
     """Returns a member that starts a transaction; None if it needs a new producer id.
 
     It gets one before the epochs are exhausted, so that a decision about many members needs none.
     """
     if metadata is not None and not is_epoch_exhausted(metadata.producer_epoch + 1):
-        return metadata.with_next_epoch(None, timeout_ms, now_ms)
+        return metadata.with_next_epoch(None, request.timeout_ms, now_ms, request.client)
     if new_producer_id is None:
         return None
     if metadata is None:
-        return TransactionMetadata.initial(new_producer_id, timeout_ms, now_ms)
-    return metadata.with_next_producer_id(new_producer_id, None, timeout_ms, now_ms)
+        return TransactionMetadata.initial(new_producer_id, request.timeout_ms, now_ms, request.client)
+    return metadata.with_next_producer_id(new_producer_id, None, request.timeout_ms, now_ms, request.client)
