@@ -390,19 +390,23 @@ class Producer:
     def _handle_results(self, results: Iterable[ProduceResult]) -> None:
         """Resolves the futures of these batches, and wakes callers that wait for memory or a flush."""
         for result in results:
-            if result.error is None or self._transactions is None:
-                _resolve_futures(result)
-            else:
-                _resolve_futures(result, self._transactions.manager.handle_batch_error(result.error))
+            self._handle_result(result)
         if self._is_closed:
             closed = ConnectionLostError("the producer was closed before the record was delivered")
             for result in self._accumulator.abort_undrained(closed):
-                _resolve_futures(result)
+                self._handle_result(result)
         self._wake_memory_waiter()
         for flush in [each for each in self._pending_flushes if self._accumulator.is_complete(each[0])]:
             self._pending_flushes.remove(flush)
             if not flush[1].done():
                 flush[1].set_result(None)
+
+    def _handle_result(self, result: ProduceResult) -> None:
+        """Resolves the futures of a batch. A transaction without one of its batches must not be committed."""
+        if result.error is None or self._transactions is None:
+            _resolve_futures(result)
+        else:
+            _resolve_futures(result, self._transactions.manager.handle_batch_error(result.error))
 
 
 def _validate_topic_name(name: str) -> None:

@@ -49,6 +49,8 @@ class Transaction:
         self._coordinator = coordinator
         self._manager = coordinator.manager
         self._number: int | None = None
+        self._has_ended = False
+        """Whether `commit` or `abort` has succeeded."""
 
     async def begin(self) -> None:
         if self._number is not None:
@@ -72,10 +74,12 @@ class Transaction:
         unknown; call this method again.
         """
         await self._coordinator.commit(self._begun_number())
+        self._has_ended = True
 
     async def abort(self) -> None:
         """Aborts. Records that were not sent yet fail, and consumers with read_committed never see the others."""
         await self._coordinator.abort(self._begun_number())
+        self._has_ended = True
 
     @property
     def is_outcome_unknown(self) -> bool:
@@ -95,7 +99,7 @@ class Transaction:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is None:
-            if not self._manager.has_ended(self._begun_number()):
+            if not self._has_ended:
                 await self._commit_or_abort()
             return
         if not self._manager.is_open(self._number):

@@ -196,7 +196,7 @@ class TransactionManager:
 
     def _check_current(self, number: int) -> None:
         if self.has_ended(number):
-            raise IllegalStateError("this transaction has ended")
+            raise IllegalStateError("this transaction has ended, or was aborted because the producer was closed")
 
     # Errors
 

@@ -16,6 +16,7 @@ from moldau.client.errors import (
     TransactionAbortableError,
 )
 from moldau.client.group.member_state import ConsumerGroupMetadata
+from moldau.client.net.cluster import Cluster
 from moldau.client.producer.producer import Producer
 from moldau.client.record import TopicPartition
 from moldau.records.batch import Batch
@@ -520,6 +521,45 @@ def test_closing_aborts_an_open_transaction() -> None:
         assert ends(broker) == [(0, False)]
 
     run(test)
+
+
+def test_a_block_that_the_close_of_the_producer_aborted_does_not_succeed() -> None:
+    async def close_in_a_block(producer: Producer) -> None:
+        async with producer.transaction():
+            await send(producer)
+            await producer.close()
+
+    async def test(broker: ScriptedBroker, coordinator: Coordinator, producer: Producer) -> None:
+        with pytest.raises(IllegalStateError, match="the producer was closed"):
+            await close_in_a_block(producer)
+        assert ends(broker) == [(0, False)]
+
+    run(test)
+
+
+def test_a_transaction_whose_records_the_close_of_the_producer_dropped_is_not_committed() -> None:
+    async def drop_in_a_block(producer: Producer) -> None:
+        async with producer.transaction():
+            delivered = await send(producer)
+            await producer.flush()
+            await delivered
+            await send(producer)
+            await producer.abort()
+
+    async def main() -> None:
+        coordinator = Coordinator()
+        async with (
+            asyncio.timeout(DEADLINE_S),
+            ScriptedBroker(coordinator.scripts, topics={"orders": 2}, features={"transaction.version": 2}) as broker,
+            Cluster(broker.bootstrap) as cluster,
+        ):
+            producer = Producer(cluster, transactional_id="billing-1", linger_ms=60_000)
+            await producer.start()
+            with pytest.raises(TransactionAbortableError, match="the producer was closed"):
+                await drop_in_a_block(producer)
+            assert ends(broker) == [(0, False)]
+
+    asyncio.run(main())
 
 
 def test_offsets_carry_the_membership_of_the_consumer() -> None:
