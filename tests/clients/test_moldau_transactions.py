@@ -17,6 +17,7 @@ from moldau.client import (
     Admin,
     Cluster,
     Consumer,
+    IllegalStateError,
     KafkaError,
     Producer,
     ProducerFencedError,
@@ -397,6 +398,24 @@ def test_an_error_rewinds_the_consumer(bootstrap: str) -> None:
                     if copied < len(sent):
                         with pytest.raises(ZeroDivisionError):
                             await fail(consumer, producer, target)
+            check_copy(await read_all(cluster, target), sent)
+
+    run(test())
+
+
+def test_a_closed_producer_does_not_move_the_consumer(bootstrap: str) -> None:
+    async def test() -> None:
+        async with with_topics(bootstrap, 2) as (cluster, [source, target]):
+            sent = await fill(cluster, source, 100)
+            async with group_consumer(cluster, unique("group")) as consumer:
+                consumer.subscribe([source])
+                async with transactional(cluster) as closed:
+                    copied = await copy(consumer, closed, target, max_records=10)
+                with pytest.raises(IllegalStateError):
+                    await copy(consumer, closed, target, max_records=10)
+                async with transactional(cluster) as producer:
+                    while copied < len(sent):
+                        copied += await copy(consumer, producer, target)
             check_copy(await read_all(cluster, target), sent)
 
     run(test())

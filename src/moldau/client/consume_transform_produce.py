@@ -43,6 +43,8 @@ async def exactly_once(
             "the consumer needs a group_id, enable_auto_commit=False and isolation_level='read_committed': otherwise "
             "records are lost or read twice"
         )
+    # Before the poll, because a closed producer raises an error here.
+    transaction = producer.transaction()
     records = await consumer.poll(timeout_ms, max_records)
     if not records:
         yield records
@@ -52,7 +54,6 @@ async def exactly_once(
         first_offsets.setdefault(TopicPartition(record.topic, record.partition), record.offset)
     consumed = consumer.consumed_offsets()
     next_offsets = {each: consumed[each] for each in first_offsets}
-    transaction = producer.transaction()
     try:
         async with transaction:
             yield records
