@@ -116,5 +116,9 @@ async def _verify(
     if isinstance(error, PeerUnreachableError):
         # Producers retry after this error without looking up the group coordinator again.
         raise CoordinatorLoadInProgressError(f"the transaction could not be verified: {error}")
+    if isinstance(error, UnknownTopicOrPartitionError):
+        # The transaction coordinator does not know the group's partition yet. The error of a deleted input topic, with
+        # the same code, is not retried.
+        raise CoordinatorNotAvailableError(f"the transaction could not be verified: {error}")
     if error is not None:
         raise client_error(error, knows_abortable=version >= ABORTABLE_VERSION)

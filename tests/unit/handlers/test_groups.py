@@ -25,6 +25,7 @@ from moldau.errors import (
     RebalanceInProgressError,
     TransactionAbortableError,
     UnknownMemberIdError,
+    UnknownTopicOrPartitionError,
     UnstableOffsetCommitError,
 )
 from moldau.groups.records import NO_EXPIRY, CommittedOffset, MemberMetadataValue
@@ -619,6 +620,7 @@ def test_verification_errors_by_version(broker: GroupBroker, version: int) -> No
         (ConcurrentTransactionsError("a moment"), 51),
         (PeerUnreachableError("no route"), 14 if version >= 2 else 15),
         (CoordinatorNotAvailableError("no leader"), 15),
+        (UnknownTopicOrPartitionError("not known yet"), 15),
     ):
         broker.transaction_verifier.error = error
         assert commit_transactional(broker, version, ("orders", [0, 1])) == [[code, code]]
