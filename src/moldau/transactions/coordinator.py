@@ -41,8 +41,8 @@ from moldau.transactions.transaction_metadata import TV0
 from moldau.transactions.transaction_shard import Operation, TransactionShard
 from moldau.wire.transaction_group_id import coordinator_key, group_coordinator_key
 
-CHARACTERS_PER_ITERATION = 10_000
-"""The number of characters that are matched with a pattern in one iteration of the event loop."""
+PATTERN_STATES_PER_ITERATION = 10_000
+"""The number of states of a pattern that are followed in one iteration of the event loop."""
 
 T = TypeVar("T")
 
@@ -242,12 +242,15 @@ class TransactionCoordinator:
 
 async def _matching(transactions: Sequence[ListedTransaction], pattern: IdPattern) -> list[ListedTransaction]:
     matching = []
-    characters = 0
+    followed_states = 0
     for each in transactions:
-        if pattern.matches(each.transactional_id):
+        is_match = False
+        for is_match_so_far in pattern.steps(each.transactional_id):
+            is_match = is_match_so_far
+            followed_states += pattern.size
+            if followed_states >= PATTERN_STATES_PER_ITERATION:
+                followed_states = 0
+                await asyncio.sleep(0)
+        if is_match:
             matching.append(each)
-        characters += len(each.transactional_id)
-        if characters >= CHARACTERS_PER_ITERATION:
-            characters = 0
-            await asyncio.sleep(0)
     return matching

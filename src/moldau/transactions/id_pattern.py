@@ -6,13 +6,15 @@ the syntax of Java's regular expressions without back references, lookaround, po
 operations in classes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from moldau.errors import InvalidRegularExpressionError
 
+LENGTH_MAX = 1_000
+"""Maximum length of a pattern. Repeated parts are parsed once per repetition."""
 STATES_MAX = 1_000
-"""Maximum number of states. Each costs time for every character."""
+"""Maximum number of states and members of classes. Each costs time for every character."""
 REPETITIONS_MAX = 1_000
 DEPTH_MAX = 100
 
@@ -38,6 +40,8 @@ class IdPattern:
     def __init__(self, pattern: str) -> None:
         parser = _Parser(pattern)
         whole = parser.parse()
+        self.size = parser.state_count
+        """The time that one character takes at most, as a number of states."""
         self._start, self._end = whole
         self._characters = parser.characters
         self._epsilons = parser.epsilons
@@ -45,7 +49,16 @@ class IdPattern:
 
     def matches(self, text: str) -> bool:
         """Whether the whole text matches."""
+        *_, is_match = self.steps(text)
+        return is_match
+
+    def steps(self, text: str) -> Iterator[bool]:
+        """Matches the text character by character, so that the caller can interrupt a long match.
+
+        Yields after each character whether the pattern matches up to there. The last value is that of the whole text.
+        """
         states = self._closure({self._start}, is_start=True, is_end=not text)
+        yield self._end in states
         last = len(text) - 1
         for position, character in enumerate(text):
             following = {
@@ -54,10 +67,10 @@ class IdPattern:
                 for predicate, target in self._characters.get(state, ())
                 if predicate(character)
             }
-            if not following:
-                return False
             states = self._closure(following, is_start=False, is_end=position == last)
-        return self._end in states
+            yield self._end in states
+            if not states:
+                return
 
     def _closure(self, states: set[int], *, is_start: bool, is_end: bool) -> set[int]:
         reached, pending = set(states), list(states)
@@ -84,10 +97,12 @@ class _Parser:
         """Transitions at the start (True) or end (False) of the text."""
         self._pattern = pattern
         self._position = 0
-        self._state_count = 0
+        self.state_count = 0
         self._depth = 0
 
     def parse(self) -> _Fragment:
+        if len(self._pattern) > LENGTH_MAX:
+            raise self._error("the expression is too long")
         whole = self._alternation()
         if self._position < len(self._pattern):
             raise self._error("unmatched ')'")
@@ -96,10 +111,10 @@ class _Parser:
     # The automaton
 
     def _state(self) -> int:
-        self._state_count += 1
-        if self._state_count > STATES_MAX:
+        self.state_count += 1
+        if self.state_count > STATES_MAX:
             raise self._error("the expression is too large")
-        return self._state_count
+        return self.state_count
 
     def _link(self, source: int, target: int) -> None:
         self.epsilons.setdefault(source, []).append(target)
@@ -267,6 +282,7 @@ class _Parser:
         is_first = True
         while is_first or self._peek() != "]":
             is_first = False
+            self._state()  # Not used, but a member takes as much time as a state.
             if self._peek() in ("", "[") or self._pattern.startswith("&&", self._position):
                 raise self._error("unclosed character class, or a set operation, which is not supported")
             low = self._class_member()

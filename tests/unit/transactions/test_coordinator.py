@@ -339,6 +339,22 @@ def test_transactions_are_listed_after_a_restart(on_files: dict[str, str]) -> No
     asyncio.run(scene())
 
 
+def test_a_slow_pattern_does_not_stop_the_node() -> None:
+    async def scene() -> None:
+        async with Broker(topics=["orders"]) as broker:
+            transactions = broker.node.broker.transactions
+            await begin(transactions, ("orders", 0), id_="a" * 500)
+            listing = asyncio.ensure_future(transactions.list_transactions(ALL, "[a-z]*" * 150))
+            iterations = 0
+            while not listing.done():
+                await asyncio.sleep(0)
+                iterations += 1
+            assert len(await listing) == 1
+            assert iterations > 40
+
+    asyncio.run(scene())
+
+
 def test_requests_wait_until_transactions_are_loaded(on_files: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene() -> None:
         async with Broker(topics=["orders"], settings=on_files) as broker:

@@ -56,7 +56,8 @@ def test_patterns(pattern: str, matching: list[str], other: list[str]) -> None:
         # Not supported.
         *("a*+", "(?=a)", "(?!a)", "(?<=a)", "(?i)a", r"(a)\1", r"\bword", r"\p{L}", "[a&&b]", "[a[b]]"),
         # Too large.
-        *("(" * 200 + ")" * 200, "(a{100}){100}", "a" * 2_000),
+        *("(" * 200 + ")" * 200, "(a{100}){100}", "a" * 2_000, "[b" + "a" * 900 + "]{3}", "[a" + "-z" * 900 + "]"),
+        "(?<" + "n" * 1_000 + ">a)",
     ],
 )
 def test_invalid_patterns(pattern: str) -> None:
