@@ -67,8 +67,6 @@ ERRORS_WITHOUT_LOG_START = (
     UnsupportedCompressionError,
 )
 """The errors of an append after which Kafka does not return the log start offset."""
-EPOCH_BUMP_VERSION = 12
-"""The first version whose transactional producers have a new epoch for each transaction."""
 ADMIN_CLIENT_ID = "__admin_client"
 """The client id of Kafka's own tools, which may write to internal topics."""
 
