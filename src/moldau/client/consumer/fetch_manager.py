@@ -125,14 +125,19 @@ class FetchManager:
         return self._take(self._buffer.take_batches)
 
     def _take(self, take: Callable[P, list[T]], *args: P.args, **kwargs: P.kwargs) -> list[T]:
-        # Refill the buffer only if it has no records to return, because it has no memory limit, unlike the fetcher.
-        if not self._buffer.has_readable():
-            self._buffer.add(self._fetcher.take())
-        try:
-            return take(*args, **kwargs)
-        except PartitionFetchError as failure:
-            self._handle_partition_error(failure)
-            return []
+        while True:
+            # Refill the buffer only if it has no records to return, because it has no memory limit, unlike the fetcher.
+            is_refilled = not self._buffer.has_readable()
+            if is_refilled:
+                self._buffer.add(self._fetcher.take())
+            try:
+                taken = take(*args, **kwargs)
+            except PartitionFetchError as failure:
+                self._handle_partition_error(failure)
+                return []
+            if taken or is_refilled:
+                return taken
+            # The last record of the buffer was already taken. The fetcher may have more, and will not signal it again.
 
     def _handle_partition_error(self, failure: PartitionFetchError) -> None:
         partition, error = failure.partition, failure.error

@@ -340,6 +340,21 @@ def test_a_failed_offset_lookup_does_not_block_other_partitions(
     run(scenario)
 
 
+def test_a_record_that_arrived_between_two_polls_is_returned_at_once() -> None:
+    async def scenario() -> None:
+        cluster = ScriptedCluster()
+        cluster.log = [b"a"]
+        async with Consumer(cluster=cluster, auto_offset_reset="earliest") as consumer:
+            consumer.assign([HERE])
+            assert (await anext(consumer)).value == b"a"
+            cluster.log += [b"b"]
+            await asyncio.sleep(2)
+            async with asyncio.timeout(1):
+                assert (await anext(consumer)).value == b"b"
+
+    run(scenario)
+
+
 def test_unassigned_partitions_are_not_read() -> None:
     async def scenario() -> None:
         cluster, other = Halved(leader=-1), TopicPartition("t", 1)
