@@ -8,14 +8,17 @@ import json
 import resource
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from bench import group_load, raw
+from bench.transaction_load import CLIENTS, LibrdkafkaLoad, Load
 
 QUEUE_BYTES_MIN = 8 << 20
 RAMP_UP_S = 0.3
 LATENCY_RAMP_UP = 300
+TRANSACTIONS_RAMP_UP = 50
+TRANSACTIONS_RAMP_UP_S = 1.0
 STALL_S = 60.0
 
 
@@ -33,6 +36,10 @@ class Job:
     records: int = 0
     connections: int = 1
     in_flight: int = 5
+    client: str = "librdkafka"
+    """The library of transactional producers."""
+    isolation_level: str = "read_committed"
+    """For consumers. The default is librdkafka's."""
 
     def as_json(self) -> str:
         return json.dumps(asdict(self))
@@ -132,6 +139,7 @@ def consume(job: Job) -> Outcome:
             "group.id": "bench",
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
+            "isolation.level": job.isolation_level,
             "queued.min.messages": 10_000_000,
             "queued.max.messages.kbytes": 1 << 20,
             "socket.nagle.disable": True,
@@ -230,12 +238,13 @@ def raw_fill(job: Job) -> Outcome:
 
 def raw_consume(job: Job) -> Outcome:
     """Reads the whole topic repeatedly for `seconds`."""
-    raw.consume(job.bootstrap, job.topic, job.partitions, job.records)
+    isolation_level = raw.READ_COMMITTED if job.isolation_level == "read_committed" else raw.READ_UNCOMMITTED
+    raw.consume(job.bootstrap, job.topic, job.partitions, job.records, isolation_level)
     _wait_for_start()
     cpu = _cpu_s()
     records, elapsed = 0, 0.0
     while elapsed < job.seconds:
-        more, seconds = raw.consume(job.bootstrap, job.topic, job.partitions, job.records)
+        more, seconds = raw.consume(job.bootstrap, job.topic, job.partitions, job.records, isolation_level)
         records += more
         elapsed += seconds
     return Outcome(records, elapsed, _cpu_s() - cpu)
@@ -282,6 +291,40 @@ def commit_latency(job: Job) -> Outcome:
     return Outcome(job.records, elapsed, _cpu_s() - cpu, [seconds * 1000 for seconds in taken])
 
 
+def _transactional_load(job: Job) -> Load:
+    return Load(job.bootstrap, job.topic, job.partitions, job.value_bytes, job.connections, job.records)
+
+
+def transactions(job: Job) -> Outcome:
+    """Commits transactions of `records` records with `connections` producers, each one after the other."""
+    load = CLIENTS[job.client](_transactional_load(job))
+    load.commit_for(TRANSACTIONS_RAMP_UP_S)
+    _wait_for_start()
+    cpu = _cpu_s()
+    committed = load.commit_for(job.seconds)
+    latencies_ms = [seconds * 1000 for seconds in committed.durations]
+    return Outcome(len(latencies_ms), committed.elapsed, _cpu_s() - cpu, latencies_ms)
+
+
+def transaction_fill(job: Job) -> Outcome:
+    """Writes `in_flight` records in transactions of `records` records. Every tenth transaction is aborted. The
+    outcome counts committed records."""
+    load = LibrdkafkaLoad(_transactional_load(job))
+    began = _wait_for_start()
+    committed = load.fill(job.in_flight)
+    return Outcome(committed, time.perf_counter() - began, 0.0)
+
+
+def transaction_end_to_end(job: Job) -> Outcome:
+    """Commits one record at a time, each after a read_committed consumer got the previous one."""
+    load = CLIENTS[job.client](replace(_transactional_load(job), records=1))
+    load.end_to_end(TRANSACTIONS_RAMP_UP)
+    began = _wait_for_start()
+    cpu = _cpu_s()
+    taken = load.end_to_end(job.records)
+    return Outcome(job.records, time.perf_counter() - began, _cpu_s() - cpu, [seconds * 1000 for seconds in taken])
+
+
 KINDS = {
     kind.__name__: kind
     for kind in (
@@ -295,6 +338,9 @@ KINDS = {
         rebalance,
         commit,
         commit_latency,
+        transactions,
+        transaction_fill,
+        transaction_end_to_end,
     )
 }
 

@@ -15,6 +15,7 @@ from crc32c import crc32c
 PRODUCE, FETCH, METADATA, API_VERSIONS = 0, 1, 3, 18
 PRODUCE_VERSION, FETCH_VERSION, METADATA_VERSION, API_VERSIONS_VERSION = 8, 11, 4, 0
 ACKS_ALL = -1
+READ_UNCOMMITTED, READ_COMMITTED = 0, 1
 REQUEST_TIMEOUT_MS = 30_000
 SOCKET_TIMEOUT_S = 60.0
 PARTITION_FETCH_BYTES = 1 << 20
@@ -80,8 +81,10 @@ def produce_frame(topic: str, partition: int, batch: bytes) -> bytes:
     return struct.pack(">i", len(payload)) + payload
 
 
-def fetch_frame(topic: str, offsets: dict[int, int], wait_ms: int = 500) -> bytes:
-    body = struct.pack(">iiiibii", -1, wait_ms, 1, FETCH_BYTES_MAX, 0, 0, -1)
+def fetch_frame(
+    topic: str, offsets: dict[int, int], wait_ms: int = 500, isolation_level: int = READ_UNCOMMITTED
+) -> bytes:
+    body = struct.pack(">iiiibii", -1, wait_ms, 1, FETCH_BYTES_MAX, isolation_level, 0, -1)
     body += struct.pack(">i", 1) + _string(topic) + struct.pack(">i", len(offsets))
     for partition, offset in offsets.items():
         body += struct.pack(">iiqqi", partition, -1, offset, -1, PARTITION_FETCH_BYTES)
@@ -242,7 +245,9 @@ def produce(
     return acknowledged * count, elapsed
 
 
-def consume(bootstrap: str, topic: str, partitions: int, records: int) -> tuple[int, float]:
+def consume(
+    bootstrap: str, topic: str, partitions: int, records: int, isolation_level: int = READ_UNCOMMITTED
+) -> tuple[int, float]:
     """Fetches every partition from its start until `records` have arrived, one request in flight."""
     offsets = dict.fromkeys(range(partitions), 0)
     seen = 0
@@ -250,7 +255,7 @@ def consume(bootstrap: str, topic: str, partitions: int, records: int) -> tuple[
         responses = Responses(sock, (PARTITION_FETCH_BYTES * 2) * partitions + 4096)
         began = time.perf_counter()
         while seen < records:
-            sock.sendall(fetch_frame(topic, offsets))
+            sock.sendall(fetch_frame(topic, offsets, isolation_level=isolation_level))
             for partition, part in fetched(responses.next()):
                 if (found := count_complete_batches(part)) is not None:
                     seen += found[0]
