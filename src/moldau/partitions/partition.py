@@ -442,16 +442,16 @@ class Partition:
             raise
         log_, high_watermark = self.log, role.high_watermark
         last_stable_offset = log_.last_stable_offset(high_watermark)
+        below = self.visible_end(committed_only=committed_only)
         records = EMPTY_SLICES
         aborted: Sequence[AbortedTransaction] | None = () if committed_only else None
-        if committed_only:
-            if offset < last_stable_offset:
-                records, aborted = await self.guarded_log.guard(
-                    log_.read_committed(offset, bytes_max, last_stable_offset, min_one_batch=min_one_batch)
-                )
-        elif offset < high_watermark:
+        if offset < below and committed_only:
+            records, aborted = await self.guarded_log.guard(
+                log_.read_committed(offset, bytes_max, below, min_one_batch=min_one_batch)
+            )
+        elif offset < below:
             records = await self.guarded_log.guard(
-                log_.read(offset, bytes_max, high_watermark, min_one_batch=min_one_batch, skip_empty=True)
+                log_.read(offset, bytes_max, below, min_one_batch=min_one_batch, skip_empty=True)
             )
         return LogReadInfo(records, high_watermark, last_stable_offset, log_.start_offset, aborted_transactions=aborted)
 
