@@ -137,7 +137,7 @@ def test_transaction_indexes_are_read_by_kafka(tools: Tools, tmp_path: Path) -> 
     assert "endTxnMarker: ABORT coordinatorEpoch: 4" in printed
     printed = tools.run(DUMP, "--files", sorted(map(str, directory.glob("*.snapshot")))[-1])
     found = re.findall(r"producerId: (\d+) .*coordinatorEpoch: (-?\d+) currentTxnFirstOffset: (\S+)", printed)
-    assert found == [("9", "-1", "0"), ("7", "4", "None")]
+    assert found == [("9", "-1", "OptionalLong[0]"), ("7", "4", "OptionalLong.empty")]
 
 
 async def write_transactions(path: Path) -> list[AbortedTransaction]:

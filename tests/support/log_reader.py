@@ -7,9 +7,11 @@ from moldau.client.net.cluster import Cluster
 from moldau.client.record import ConsumerRecord, TopicPartition
 
 
-def all_records(bootstrap: str, topic: str, timeout_s: float | None = None) -> list[ConsumerRecord]:
+def all_records(
+    bootstrap: str, topic: str, timeout_s: float | None = None, isolation_level: str = "read_uncommitted"
+) -> list[ConsumerRecord]:
     """Returns all records by partition and offset; none if the topic does not exist."""
-    return asyncio.run(asyncio.wait_for(_all_records(bootstrap, topic), timeout_s))
+    return asyncio.run(asyncio.wait_for(_all_records(bootstrap, topic, isolation_level), timeout_s))
 
 
 def committed_records(bootstrap: str, topic: str, timeout_s: float = 30) -> list[ConsumerRecord]:
@@ -30,7 +32,7 @@ async def _committed_records(bootstrap: str, topic: str) -> list[ConsumerRecord]
     return await _all_records(bootstrap, topic, "read_committed")
 
 
-async def _all_records(bootstrap: str, topic: str, isolation_level: str = "read_uncommitted") -> list[ConsumerRecord]:
+async def _all_records(bootstrap: str, topic: str, isolation_level: str) -> list[ConsumerRecord]:
     async with Cluster(bootstrap) as cluster, Consumer(cluster=cluster, isolation_level=isolation_level) as consumer:
         await cluster.refresh([topic])
         if topic not in cluster.topics:

@@ -33,7 +33,12 @@ class ApplicationProcess:
     ) -> None:
         if kind is None:
             self.stop()
-        elif self._process.poll() is None:
+        else:
+            self.kill()
+
+    def kill(self) -> None:
+        """Kills the application with SIGKILL, if it runs."""
+        if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
 

@@ -17,7 +17,11 @@ from support.broker_process_cluster import BrokerProcessCluster
 
 REPLICAS = 3
 RECOVERY_TIMEOUT_S = 60
-SETTINGS = {"offsets.topic.num.partitions": "4", "group.initial.rebalance.delay.ms": "0"}
+SETTINGS = {
+    "offsets.topic.num.partitions": "4",
+    "transaction.state.log.num.partitions": "4",
+    "group.initial.rebalance.delay.ms": "0",
+}
 
 
 class ClusterUnderTest:

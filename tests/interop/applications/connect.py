@@ -33,6 +33,13 @@ DISTRIBUTED_WORKER = {
     # The tasks of a worker that left are assigned to the others at once.
     "scheduled.rebalance.max.delay.ms": "0",
 }
+EXACTLY_ONCE_WORKER = {
+    **DISTRIBUTED_WORKER,
+    "exactly.once.source.support": "enabled",
+    # A killed worker is replaced after this time; 10 s by default.
+    "session.timeout.ms": "6000",
+    "heartbeat.interval.ms": "1000",
+}
 
 
 class ConnectWorker:
@@ -113,11 +120,13 @@ def standalone_worker(directory: Path, bootstrap: str, connectors: Mapping[str, 
     return ConnectWorker(process, f"http://127.0.0.1:{port}")
 
 
-def distributed_worker(directory: Path, bootstrap: str, group: str, number: int) -> ConnectWorker:
+def distributed_worker(
+    directory: Path, bootstrap: str, group: str, number: int, settings: Mapping[str, str] = DISTRIBUTED_WORKER
+) -> ConnectWorker:
     """Starts one worker of a group; the topics of the group are named after it."""
     port = free_port()
     worker = {
-        **DISTRIBUTED_WORKER,
+        **settings,
         "bootstrap.servers": bootstrap,
         "listeners": f"http://127.0.0.1:{port}",
         "group.id": group,
