@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -526,10 +526,10 @@ def test_a_killed_process_loses_and_doubles_nothing(bootstrap: str) -> None:
 
 
 class Worker:
-    """A process of `exactly_once_worker.py`, how many transactions it has committed, and how many records."""
+    """A process that copies a topic, how many transactions it has committed, and how many records."""
 
-    def __init__(self, *arguments: str) -> None:
-        command = [sys.executable, str(Path(exactly_once_worker.__file__)), *arguments]
+    def __init__(self, *arguments: str, module: ModuleType = exactly_once_worker) -> None:
+        command = [sys.executable, str(module.__file__), *arguments]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE)
         self.committed = self.copied = 0
         self._reader = threading.Thread(target=self._count)

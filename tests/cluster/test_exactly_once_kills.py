@@ -1,14 +1,16 @@
 """A process that copies a topic exactly once, on three nodes: the process, leaders and coordinators are killed in turn.
-MOLDAU_EXACTLY_ONCE_KILLS sets the number of kills (6)."""
+It uses Moldau's client (TV2) or librdkafka (TV1). MOLDAU_EXACTLY_ONCE_KILLS sets the number of kills (6)."""
 
 import asyncio
 import os
 import random
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from clients.test_moldau_transactions import Worker, check_copy, fill, read_all, run, values, with_topics
+from support import exactly_once_confluent_worker, exactly_once_worker
 from support.broker_process_cluster import BrokerProcessCluster
 from support.topics import unique
 
@@ -18,14 +20,21 @@ KILLS = int(os.environ.get("MOLDAU_EXACTLY_ONCE_KILLS", "6"))
 DEADLINE_S = 60 + 30 * KILLS
 
 
-def test_nothing_is_lost_or_doubled_when_workers_and_nodes_are_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("module", "options"),
+    [(exactly_once_worker, ["--static"]), (exactly_once_confluent_worker, [])],
+    ids=["moldau.client", "librdkafka"],
+)
+def test_nothing_is_lost_or_doubled_when_workers_and_nodes_are_killed(
+    tmp_path: Path, module: ModuleType, options: list[str]
+) -> None:
     async def test(nodes: BrokerProcessCluster) -> None:
         generator = random.Random(3)
         async with with_topics(nodes.bootstrap, 2) as (cluster, [source, target]):
             sent = await fill(cluster, source, 1_000 * KILLS)
-            arguments = (nodes.bootstrap, source, target, unique("group"), unique("worker"), "--static")
+            arguments = (nodes.bootstrap, source, target, unique("group"), unique("worker"), *options)
             copied = 0
-            worker = Worker(*arguments)
+            worker = Worker(*arguments, module=module)
             try:
                 for number in range(KILLS):
                     if number % 2:
@@ -33,7 +42,7 @@ def test_nothing_is_lost_or_doubled_when_workers_and_nodes_are_killed(tmp_path: 
                         await asyncio.sleep(generator.uniform(0, 0.05))
                         worker.kill()
                         copied += worker.copied
-                        worker = Worker(*arguments)
+                        worker = Worker(*arguments, module=module)
                     else:
                         await kill_node(nodes, 1 + number // 2 % len(nodes.nodes), worker, source, target)
                 assert copied + worker.copied < len(sent), "the worker was too fast for the kills"

@@ -39,6 +39,8 @@ EXACTLY_ONCE_WORKER = {
     # A killed worker is replaced after this time; 10 s by default.
     "session.timeout.ms": "6000",
     "heartbeat.interval.ms": "1000",
+    # A task whose worker does not reach the end of the config topic in this time fails for good; 3 s by default.
+    "worker.sync.timeout.ms": "60000",
 }
 
 

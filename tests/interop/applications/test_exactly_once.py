@@ -1,4 +1,5 @@
-"""Kafka Streams with `exactly_once_v2` and Kafka Connect's exactly-once source, killed at random.
+"""Kafka Streams with `exactly_once_v2`, Kafka Connect's exactly-once source, and a Java application that consumes,
+transforms and produces in transactions, killed at random.
 
 The application, and nodes of the cluster, are killed with SIGKILL while input arrives. The output, read with
 read_committed, is what the input gives when every record is processed once. MOLDAU_APPLICATION_KILLS sets the number of
@@ -18,6 +19,8 @@ from types import TracebackType
 from typing import Self
 
 import pytest
+from command_line import TRANSACTIONS, Tools
+from moldau_cluster import FEATURES
 
 from applications.application_process import ApplicationProcess, java_application, write_properties
 from applications.cluster_under_test import ClusterUnderTest
@@ -26,8 +29,9 @@ from moldau.client import ConsumerRecord
 from support.log_reader import all_records
 from support.topics import unique
 
-KAFKA_STREAMS = Path(__file__).parent / "java" / "WordCount.java"
+JAVA = Path(__file__).parent / "java"
 PARTITIONS = 3
+LATEST_TRANSACTION_VERSION = 2
 WORDS = [f"word{number}" for number in range(100)]
 KILLS = int(os.environ.get("MOLDAU_APPLICATION_KILLS", "20"))
 SAMPLE = 3
@@ -77,7 +81,7 @@ class KilledApplication:
         self._target = target
         self._start = start
         self._chance = random.Random(target)
-        self._starts = 0
+        self.starts = 0
 
     def __enter__(self) -> Self:
         self._next()
@@ -89,8 +93,8 @@ class KilledApplication:
         self._process.__exit__(kind, error, trace)
 
     def _next(self) -> None:
-        self._starts += 1
-        self._process = self._start(self._starts)
+        self.starts += 1
+        self._process = self._start(self.starts)
 
     def run(self, count: int) -> None:
         """Kills the application, a node, and both, in turn, each time after some more output was committed."""
@@ -107,6 +111,9 @@ class KilledApplication:
             self._wait_for_progress()
             if node_dies:
                 self._cluster.restore()
+
+    def kill(self) -> None:
+        self._process.kill()
 
     def _wait_for_progress(self) -> None:
         count = len(committed(self._cluster, self._target))
@@ -138,7 +145,9 @@ def start_word_count(
         "consumer.heartbeat.interval.ms": 500,
     }
     properties = write_properties(directory / f"streams-{number}.properties", settings)
-    return java_application(directory / f"streams-{number}.log", str(KAFKA_STREAMS), properties, source, target)
+    return java_application(
+        directory / f"streams-{number}.log", str(JAVA / "WordCount.java"), properties, source, target
+    )
 
 
 def check_counts(found: Sequence[ConsumerRecord], lines: Sequence[str]) -> None:
@@ -203,3 +212,73 @@ def test_connect_source(cluster: ClusterUnderTest, tmp_path: Path, kills: int) -
             application.run(kills)
         application.wait_until(lambda: len(committed(cluster, topic)) >= len(lines), "all lines are copied")
     assert [(record.value or b"").decode() for record in committed(cluster, topic)] == lines
+
+
+# Consume, transform, produce
+
+
+@pytest.fixture
+def transaction_version(request: pytest.FixtureRequest, cluster: ClusterUnderTest, tools: Tools) -> Iterator[int]:
+    """The finalized level of the feature during a test. Java uses TV1 below level 2."""
+
+    def finalize(level: int) -> None:
+        if level < LATEST_TRANSACTION_VERSION:
+            tools.run(FEATURES, *at, "downgrade", "--feature", f"transaction.version={level}")
+        else:
+            tools.run(FEATURES, *at, "upgrade", "--feature", f"transaction.version={level}")
+
+    at = ("--bootstrap-server", cluster.bootstrap)
+    level: int = request.param
+    if level == LATEST_TRANSACTION_VERSION:
+        yield level
+        return
+    finalize(level)
+    yield level
+    cluster.restore()
+    finalize(LATEST_TRANSACTION_VERSION)
+
+
+@pytest.mark.parametrize(
+    "transaction_version",
+    [2, 1, pytest.param(0, marks=pytest.mark.slow)],
+    ids=lambda level: f"transaction.version={level}",
+    indirect=True,
+)
+@numbers_of_kills
+def test_java_copies_a_topic(
+    cluster: ClusterUnderTest, tools: Tools, tmp_path: Path, transaction_version: int, kills: int
+) -> None:
+    source, target, group, worker = unique("source"), unique("target"), unique("group"), unique("worker")
+    for topic in (source, target):
+        cluster.create_topic(topic, PARTITIONS)
+    producer = cluster.producer(linger_ms=0)
+    sent: list[list[bytes]] = [[] for _ in range(PARTITIONS)]
+
+    def write(number: int) -> None:
+        partition, value = number % PARTITIONS, b"%06d" % number
+        sent[partition].append(value)
+        producer.produce(source, value, partition=partition)
+        producer.poll(0)
+
+    def start(number: int) -> ApplicationProcess:
+        arguments = (cluster.bootstrap, source, target, group, worker)
+        return java_application(tmp_path / f"copy-{number}.log", str(JAVA / "ExactlyOnceCopy.java"), *arguments)
+
+    with KilledApplication(cluster, target, start) as application:
+        with written_steadily(write):
+            application.run(kills)
+        assert producer.flush(60) == 0
+        count = sum(map(len, sent))
+        application.wait_until(lambda: len(committed(cluster, target)) >= count, "all records are copied")
+        application.kill()
+    found: list[list[bytes]] = [[] for _ in range(PARTITIONS)]
+    for record in committed(cluster, target):
+        found[record.partition].append(record.value or b"")
+    assert found == sent
+    described = tools.run(
+        TRANSACTIONS, "--bootstrap-server", cluster.bootstrap, "describe", "--transactional-id", worker
+    )
+    [row] = [line.split() for line in described.splitlines() if worker in line]
+    epoch = int(row[3])
+    # With TV2 every transaction has its own epoch. With TV1 a start needs one, and one more to abort a transaction.
+    assert (epoch > 3 * application.starts) == (transaction_version == LATEST_TRANSACTION_VERSION)
