@@ -7,7 +7,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +21,7 @@ from moldau.client import (
     KafkaError,
     Producer,
     ProducerFencedError,
+    RequestTimedOutError,
     TopicPartition,
     TransactionAbortableError,
     exactly_once,
@@ -449,6 +450,38 @@ def test_a_transaction_that_cannot_be_committed_is_repeated(bootstrap: str) -> N
 
         def commit_metadata(self, partitions: Any) -> Any:
             raise KafkaError(25, "removed")
+
+    run(test())
+
+
+@pytest.mark.parametrize("is_sent", [True, False])
+def test_a_commit_of_unknown_outcome_is_resolved_in_the_next_round(bootstrap: str, is_sent: bool) -> None:
+    async def test() -> None:
+        async with with_topics(bootstrap, 2) as (cluster, [source, target]):
+            sent = await fill(cluster, source, 300)
+            async with transactional(cluster) as producer, group_consumer(cluster, unique("group")) as consumer:
+                consumer.subscribe([source])
+                assert producer._transactions is not None
+                send_end = producer._transactions._send_end
+                lost = 0
+
+                async def lose_some(committed: bool) -> Any:
+                    nonlocal lost
+                    if lost < 3 and committed:
+                        lost += 1
+                        if is_sent:
+                            await send_end(committed)
+                        raise KafkaError(13, "lost")
+                    return await send_end(committed)
+
+                producer._transactions._send_end = lose_some  # type: ignore[method-assign]
+                while lost < 3:
+                    with suppress(RequestTimedOutError):
+                        await copy(consumer, producer, target, max_records=50)
+                await producer.resolve_commit()
+                while await values(cluster, target) != sent:
+                    await copy(consumer, producer, target)
+            check_copy(await read_all(cluster, target), sent)
 
     run(test())
 

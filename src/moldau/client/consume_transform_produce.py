@@ -36,15 +36,17 @@ async def exactly_once(
     If the transaction cannot be committed, for example after a rebalance without this consumer, it is aborted, and the
     next call returns the same records again, or their new owner reads them. An error in the block, or one that
     repetition cannot fix, aborts too and is raised. After that the consumer is at the position from before the poll.
-    The list is empty if no record arrived within `timeout_ms`.
+    After RequestTimedOutError, or a cancelled commit, the next call finds out whether the transaction was committed,
+    and continues from there. The list is empty if no record arrived within `timeout_ms`.
     """
     if not consumer.is_transactional:
         raise ValueError(
             "the consumer needs a group_id, enable_auto_commit=False and isolation_level='read_committed': otherwise "
             "records are lost or read twice"
         )
-    # Before the poll, because a closed producer raises an error here.
+    # A producer that cannot begin a transaction raises an error here, before the poll.
     transaction = producer.transaction()
+    await producer.resolve_commit()
     records = await consumer.poll(timeout_ms, max_records)
     if not records:
         yield records

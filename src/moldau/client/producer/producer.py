@@ -211,6 +211,16 @@ class Producer:
             raise IllegalStateError("a producer without a transactional_id has no transactions")
         return Transaction(self._transactions)
 
+    async def resolve_commit(self) -> None:
+        """Finds out the outcome of the last transaction, if its commit was cancelled or timed out.
+
+        After that the next transaction can begin. The outcome is that of the transaction's offsets, see
+        `Consumer.seek_to_committed`.
+        """
+        self._check_open()
+        if self._transactions is not None:
+            await self._transactions.resolve_commit()
+
     def check_member_transaction(self) -> None:
         """Raises TransactionAbortableError if the transaction of `start_member_transaction` cannot be committed."""
         assert self._transactions is not None, "a member has a transactional id"

@@ -300,6 +300,18 @@ class TransactionCoordinator:
             self.manager.raise_error()
             await self._end(TransactionRequest.COMMIT)
 
+    async def resolve_commit(self) -> None:
+        """Repeats the last commit if its outcome is unknown. Aborts the transaction if the commit is refused."""
+        async with self._lock:
+            number = self.manager.number
+            if not self.manager.must_repeat_commit:
+                return
+            try:
+                await self._end(TransactionRequest.COMMIT)
+            except TransactionAbortableError:
+                self.manager.begin_abort(number)
+                await self._abort()
+
     async def abort(self, number: int) -> None:
         async with self._lock:
             self.manager.begin_abort(number)

@@ -88,7 +88,7 @@ class TransactionManager:
     def check_can_begin(self) -> None:
         if self.state is TransactionState.FATAL_ERROR:
             self.raise_error()
-        if self.state is TransactionState.COMMITTING and self._is_commit_sent:
+        if self.must_repeat_commit:
             raise IllegalStateError("the outcome of the last commit is unknown: call `commit` again")
         if self.state not in (TransactionState.UNINITIALIZED, TransactionState.READY, TransactionState.ABORTING):
             raise IllegalStateError(
@@ -152,7 +152,7 @@ class TransactionManager:
         self._check_current(number)
         if self.state is TransactionState.FATAL_ERROR:
             self.raise_error()
-        if self.state is TransactionState.COMMITTING and self._is_commit_sent:
+        if self.must_repeat_commit:
             raise IllegalStateError("the transaction may be committed already: call `commit` again")
         self.state = TransactionState.ABORTING
         self._new_partitions.clear()
@@ -162,7 +162,7 @@ class TransactionManager:
 
     def is_open(self, number: int | None) -> bool:
         """Returns whether this transaction can still be aborted."""
-        if number != self.number or (self.state is TransactionState.COMMITTING and self._is_commit_sent):
+        if number != self.number or self.must_repeat_commit:
             return False
         return self.state in (
             TransactionState.IN_TRANSACTION,
@@ -173,6 +173,11 @@ class TransactionManager:
 
     def is_outcome_unknown(self, number: int) -> bool:
         return number == self.number and self._is_commit_sent
+
+    @property
+    def must_repeat_commit(self) -> bool:
+        """Whether the last commit was sent, and only its repetition can tell the outcome."""
+        return self.state is TransactionState.COMMITTING and self._is_commit_sent
 
     @property
     def must_send_end(self) -> bool:

@@ -488,6 +488,24 @@ def test_the_outcome_of_a_commit_is_unknown_until_it_is_repeated() -> None:
     run(test, max_block_ms=200, retry_backoff_max_ms=10)
 
 
+@pytest.mark.parametrize(("code", "outcome"), [(0, True), (48, False)])
+def test_a_commit_of_unknown_outcome_can_be_resolved_without_its_transaction(code: int, outcome: bool) -> None:
+    async def test(broker: ScriptedBroker, coordinator: Coordinator, producer: Producer) -> None:
+        coordinator.refuse(ApiKey.END_TXN, *[Disconnect] * 1000)
+        with pytest.raises(RequestTimedOutError):
+            await transact(producer)
+        with pytest.raises(RequestTimedOutError, match="the outcome of the commit is unknown"):
+            await producer.resolve_commit()
+        coordinator.refuse(ApiKey.END_TXN, code)
+        await producer.resolve_commit()
+        assert ends(broker)[-1] == (0, outcome)
+        await producer.resolve_commit()
+        await transact(producer)
+        assert ends(broker)[-2:] == [(0, outcome), (1, True)]
+
+    run(test, max_block_ms=200, retry_backoff_max_ms=10)
+
+
 def test_the_next_transaction_completes_an_abort_that_timed_out() -> None:
     async def test(broker: ScriptedBroker, coordinator: Coordinator, producer: Producer) -> None:
         coordinator.refuse(ApiKey.END_TXN, *[Disconnect] * 1000)
