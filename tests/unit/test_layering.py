@@ -77,6 +77,7 @@ PURE = [
     "moldau.replication.state",
     "moldau.replication.quota",
     "moldau.partitions.follower_state",
+    "moldau.partitions.overdue_transactions",
     "moldau.controller.cluster_control",
     "moldau.controller.configuration_control",
     "moldau.controller.ids",

@@ -20,6 +20,11 @@ class UnstableTransactions:
         """Returns the number of open transactions."""
         return len(self._open)
 
+    @property
+    def first_open(self) -> tuple[int, int] | None:
+        """First offset and producer id of the first open transaction; None if none is open."""
+        return next(iter(self._open.items()), None)
+
     def begin(self, producer_id: int, first_offset: int) -> None:
         self._open[first_offset] = producer_id
 

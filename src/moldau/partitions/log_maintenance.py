@@ -1,10 +1,12 @@
-"""Periodic maintenance of all logs: retention, compaction, high watermark checkpoints, retries after a full disk."""
+"""Periodic maintenance of all logs: retention, compaction, high watermark checkpoints, retries after a full disk, and
+warnings about transactions that do not end."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from moldau.errors import MoldauError, StorageError
 from moldau.observe.logging import get_logger
+from moldau.partitions.overdue_transactions import OverdueTransactions
 from moldau.partitions.partition import Partition
 from moldau.partitions.replica_manager import ReplicaManager
 from moldau.platform.clock import Clock
@@ -14,6 +16,8 @@ log = get_logger(__name__)
 
 HIGH_WATERMARK_CHECKPOINT_MS = 5_000
 DISK_SPACE_CHECK_MS = 5_000
+TRANSACTION_CHECK_MS = 60_000
+LOGGED_PARTITIONS_MAX = 5
 
 
 class LogMaintenance:
@@ -24,6 +28,7 @@ class LogMaintenance:
         self._tasks: list[asyncio.Task[None]] = []
         self._was_full = False
         """Whether the last check found the disk full."""
+        self._overdue_transactions = OverdueTransactions()
 
     def start(self) -> None:
         settings = self._settings
@@ -32,6 +37,7 @@ class LogMaintenance:
             (lambda: settings.broker.log_cleaner_backoff_ms, self.run_compaction),
             (lambda: HIGH_WATERMARK_CHECKPOINT_MS, self.checkpoint_high_watermarks),
             (lambda: DISK_SPACE_CHECK_MS, self.check_disk_space),
+            (lambda: TRANSACTION_CHECK_MS, self.check_transactions),
         )
         self._tasks = [asyncio.create_task(self._repeat(*each)) for each in rounds]
 
@@ -75,6 +81,26 @@ class LogMaintenance:
             # Apply retention only once while the disk is full. Without appends, few more records expire before the
             # next regular round.
             await self._for_each_partition(Partition.apply_retention)
+
+    async def check_transactions(self) -> None:
+        """Logs the transactions that are open for longer than the maximum timeout. Their coordinator is unavailable, or
+        does not know them."""
+        first_open = {
+            partition.name: found
+            for partition in self._partitions
+            if partition.is_leader and (found := partition.log.producers.unstable.first_open) is not None
+        }
+        timeout_max_ms = self._settings.static.transaction_max_timeout_ms
+        for each in self._overdue_transactions.update(self._clock.monotonic_ms(), first_open, timeout_max_ms):
+            names = ", ".join(map(str, each.partitions[:LOGGED_PARTITIONS_MAX]))
+            more = len(each.partitions) - LOGGED_PARTITIONS_MAX
+            log.warning(
+                "a transaction that does not end holds back consumers with read_committed: run "
+                "`moldau transaction hanging` to see and end it",
+                producer_id=each.producer_id,
+                partitions=f"{names} and {more} more" if more > 0 else names,
+                open_min=each.open_ms // 60_000,
+            )
 
     async def _for_each_partition(self, work: Callable[[Partition, int], Awaitable[object]]) -> None:
         """Calls `work` with each online partition and the current time. Continues after an error."""

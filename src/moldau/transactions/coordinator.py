@@ -37,6 +37,7 @@ from moldau.transactions.requests import (
 )
 from moldau.transactions.shard import TransactionCoordinatorShard
 from moldau.transactions.state_topic import TRANSACTION_STATE_TOPIC, new_transaction_state_topic
+from moldau.transactions.timeout_log import TimeoutLog
 from moldau.transactions.transaction_metadata import TV0
 from moldau.transactions.transaction_shard import Operation, TransactionShard
 from moldau.wire.transaction_group_id import coordinator_key, group_coordinator_key
@@ -63,6 +64,7 @@ class TransactionCoordinator:
         self._clock = clock
         self._producer_ids = producer_ids
         self._marker_sender = marker_sender
+        self._timeout_log = TimeoutLog(clock)
         self._topic = StateTopic(
             TRANSACTION_STATE_TOPIC,
             metadata,
@@ -83,7 +85,9 @@ class TransactionCoordinator:
         self._cleanup_timer: asyncio.TimerHandle | None = None
 
     def _create_shard(self, partition: Partition, previous: TransactionShard | None) -> TransactionShard:
-        return TransactionShard(partition, self._clock, self._marker_sender, self._producer_ids.generate_producer_id)
+        return TransactionShard(
+            partition, self._clock, self._marker_sender, self._producer_ids.generate_producer_id, self._timeout_log
+        )
 
     def _new_state(self) -> TransactionCoordinatorShard:
         return TransactionCoordinatorShard(

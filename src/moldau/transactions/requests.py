@@ -137,6 +137,18 @@ class TransactionDescription(NamedTuple):
     client: ProducerClient
 
 
+class LongTransaction(NamedTuple):
+    """An ongoing transaction that has timed out or soon will, for the log of the node."""
+
+    transactional_id: str
+    producer: ProducerIdAndEpoch
+    client: ProducerClient
+    partition_count: int
+    open_ms: int
+    timeout_ms: int
+    is_timed_out: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionMarkers:
     """The end of a transaction, to be written to its partitions."""

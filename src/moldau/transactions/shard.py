@@ -36,6 +36,7 @@ from moldau.transactions.requests import (
     EndTransactionRequest,
     InitProducerIdRequest,
     ListedTransaction,
+    LongTransaction,
     PartitionErrors,
     ProducerIdAndEpoch,
     ProducerIdNeeded,
@@ -59,6 +60,9 @@ TransactionResult = CoordinatorResult[StateRecord, Sequence[CompletedRequest[Any
 IDS_PER_EXPIRATION_PASS = 1_000
 """An expiration step checks this many transactional ids. Requests can run between two steps."""
 
+REPORTED_TIMEOUT_MIN_MS = 10_000
+"""A transaction with at least this timeout is reported before it times out, when 80 % of the time have passed."""
+
 ProducerResult = CoordinatorResult[StateRecord, ProducerIdAndEpoch | ProducerIdNeeded | MoldauError]
 
 _NEEDS_PRODUCER_ID: ProducerResult = CoordinatorResult((), PRODUCER_ID_NEEDED, min_committed_offset=0)
@@ -72,7 +76,11 @@ class TransactionCoordinatorShard:
         self._transactions: dict[str, TransactionMetadata] = {}
         self.groups = TransactionGroups(self._transactions, transaction_version=transaction_version)
         self._deadlines = DeadlineQueue()
-        """Wall clock times at which ongoing transactions time out."""
+        """Wall clock times at which ongoing transactions are reported as long, and then time out."""
+        self._reported: dict[str, int] = {}
+        """The start of each ongoing transaction that was reported as long."""
+        self._long_transactions: dict[str, LongTransaction] = {}
+        """Reports that `take_long_transactions` has not returned yet."""
         self._timed_out_and_exhausted: dict[str, None] = {}
         """Timed out transactions that can only be aborted with a new producer id."""
         self._unsent_markers: dict[str, int] = {}
@@ -95,12 +103,25 @@ class TransactionCoordinatorShard:
             self._timed_out_and_exhausted.pop(transactional_id, None)
             if metadata is None:
                 self._transactions.pop(transactional_id, None)
-                self._deadlines.set(transactional_id, None)
+                self._set_deadline(transactional_id, None)
                 continue
             self._transactions[transactional_id] = metadata
-            self._deadlines.set(transactional_id, _timeout_at_ms(metadata))
+            self._set_deadline(transactional_id, metadata)
             if metadata.is_prepared:
                 self._unsent_markers[transactional_id] = end_offset
+
+    def _set_deadline(self, transactional_id: str, metadata: TransactionMetadata | None) -> None:
+        timeout_at_ms = None if metadata is None else _timeout_at_ms(metadata)
+        if metadata is None or timeout_at_ms is None:
+            self._deadlines.set(transactional_id, None)
+            if self._reported:
+                self._reported.pop(transactional_id, None)
+            return
+        is_reported = self._reported.get(transactional_id) == metadata.start_ms
+        if is_reported or metadata.timeout_ms < REPORTED_TIMEOUT_MIN_MS:
+            self._deadlines.set(transactional_id, timeout_at_ms)
+        else:
+            self._deadlines.set(transactional_id, metadata.start_ms + metadata.timeout_ms * 4 // 5)
 
     def _change(
         self, transactional_id: str, metadata: TransactionMetadata, response: Any
@@ -277,13 +298,33 @@ class TransactionCoordinatorShard:
         """Aborts one timed out transaction. If more are due, the next deadline stays in the past."""
         while (transactional_id := self._deadlines.pop_due(now.wall_ms)) is not None:
             metadata = self._transactions[transactional_id]
+            timeout_at_ms = metadata.start_ms + metadata.timeout_ms + 1
+            is_timed_out = timeout_at_ms <= now.wall_ms
+            self._long_transactions[transactional_id] = LongTransaction(
+                transactional_id,
+                _identity(metadata),
+                metadata.client,
+                len(metadata.partitions),
+                now.wall_ms - metadata.start_ms,
+                metadata.timeout_ms,
+                is_timed_out,
+            )
+            if not is_timed_out:
+                self._reported[transactional_id] = metadata.start_ms
+                self._deadlines.set(transactional_id, timeout_at_ms)
+                continue
             aborted = self._fenced(now, metadata, None)
             if aborted is not None:
                 # Keep the deadline until the record is applied, because the append can fail.
-                self._deadlines.set(transactional_id, _timeout_at_ms(metadata))
+                self._deadlines.set(transactional_id, timeout_at_ms)
                 return self._change(transactional_id, aborted, ())
             self._timed_out_and_exhausted[transactional_id] = None
         return CoordinatorResult((), ())
+
+    def take_long_transactions(self) -> list[LongTransaction]:
+        """Returns what `tick` has found: each transaction once before it times out, and once when it has timed out."""
+        taken, self._long_transactions = self._long_transactions, {}
+        return list(taken.values())
 
     def take_timed_out_and_exhausted(self) -> list[str]:
         """Returns each timed out transaction that `tick` could not abort, once. `abort_timed_out` aborts it."""

@@ -15,6 +15,7 @@ from moldau.transactions.marker_sender import MarkerSender, PendingMarkers
 from moldau.transactions.records import StateRecord
 from moldau.transactions.requests import PRODUCER_ID_NEEDED, TransactionMarkers
 from moldau.transactions.shard import TransactionCoordinatorShard, TransactionResult
+from moldau.transactions.timeout_log import TimeoutLog
 
 log = get_logger(__name__)
 
@@ -36,6 +37,7 @@ class TransactionShard:
         clock: Clock,
         marker_sender: MarkerSender,
         generate_producer_id: Callable[[], Awaitable[int]],
+        timeout_log: TimeoutLog,
     ) -> None:
         self.driver: ShardDriver[TransactionCoordinatorShard, StateRecord] = ShardDriver(
             partition,
@@ -51,6 +53,7 @@ class TransactionShard:
         """The transactions whose markers are being written."""
         self._marker_sender = marker_sender
         self._generate_producer_id = generate_producer_id
+        self._timeout_log = timeout_log
         self._tasks: dict[asyncio.Task[None], None] = {}
         """Tasks in the order of their start."""
 
@@ -100,7 +103,11 @@ class TransactionShard:
 
     def _on_tick(self) -> None:
         shard = self.driver.shard
-        for transactional_id in shard.take_timed_out_and_exhausted() if shard is not None else ():
+        if shard is None:
+            return
+        for transaction in shard.take_long_transactions():
+            self._timeout_log.write(transaction)
+        for transactional_id in shard.take_timed_out_and_exhausted():
             self._start(self._abort_timed_out(transactional_id))
 
     async def _abort_timed_out(self, transactional_id: str) -> None:

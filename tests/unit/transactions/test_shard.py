@@ -13,7 +13,8 @@ from moldau.errors import (
     TransactionAbortableError,
     TransactionalIdNotFoundError,
 )
-from moldau.transactions.requests import ListedTransaction, ProducerIdAndEpoch, TransactionFilter
+from moldau.transactions.requests import ListedTransaction, LongTransaction, ProducerIdAndEpoch, TransactionFilter
+from moldau.transactions.shard import REPORTED_TIMEOUT_MIN_MS
 from moldau.transactions.transaction_metadata import (
     PRODUCER_EPOCH_MAX,
     TV0,
@@ -553,6 +554,41 @@ def test_a_transaction_times_out_after_its_first_partition(harness: ShardHarness
     with pytest.raises(ProducerFencedError):
         harness.end(producer, commit=True, client_version=TV0)
     assert harness.end(producer, commit=False) == (producer.producer_id, producer.producer_epoch + 1)
+
+
+def test_a_transaction_is_reported_before_and_when_it_times_out(harness: ShardHarness) -> None:
+    client = ProducerClient("billing", "/10.0.0.7")
+    producer = harness.init(client=client)
+    harness.add(producer, P0)
+    start_ms = harness.now_ms
+    assert harness.shard.next_deadline_ms(harness.now) == harness.now.monotonic_ms + TIMEOUT_MS * 4 // 5
+    harness.now_ms = start_ms + TIMEOUT_MS * 4 // 5
+    harness.tick()
+    harness.add(producer, P1)
+    harness.tick()
+    reported = LongTransaction("t", producer, client, 1, TIMEOUT_MS * 4 // 5, TIMEOUT_MS, False)
+    assert harness.shard.take_long_transactions() == [reported]
+    assert harness.get().state is STATES.ONGOING
+    harness.now_ms = start_ms + TIMEOUT_MS + 1
+    harness.tick()
+    reported = LongTransaction("t", producer, client, 2, TIMEOUT_MS + 1, TIMEOUT_MS, True)
+    assert harness.shard.take_long_transactions() == [reported]
+    harness.complete()
+    following = harness.init()
+    harness.add(following, P0)
+    harness.now_ms += TIMEOUT_MS - 1
+    harness.tick()
+    assert [each.producer for each in harness.shard.take_long_transactions()] == [following], "the next transaction"
+
+
+def test_a_short_timeout_is_not_reported_before(harness: ShardHarness) -> None:
+    harness.add(harness.init(timeout_ms=REPORTED_TIMEOUT_MIN_MS - 1), P0)
+    harness.now_ms += REPORTED_TIMEOUT_MIN_MS - 1
+    harness.tick()
+    assert harness.shard.take_long_transactions() == []
+    harness.now_ms += 1
+    harness.tick()
+    assert [each.is_timed_out for each in harness.shard.take_long_transactions()] == [True]
 
 
 def test_only_ongoing_transactions_time_out(harness: ShardHarness) -> None:

@@ -1,6 +1,7 @@
 """TransactionShard on a replicated partition: markers and the high watermark, completion, timeouts, leader changes."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, cast
@@ -26,6 +27,7 @@ from moldau.transactions.requests import (
     TransactionMarkers,
 )
 from moldau.transactions.shard import TransactionCoordinatorShard
+from moldau.transactions.timeout_log import TimeoutLog
 from moldau.transactions.transaction_metadata import PRODUCER_EPOCH_MAX, TV2, TransactionMetadata, TransactionState
 from moldau.transactions.transaction_shard import COMMIT_TIMEOUT_MS, TransactionShard
 from support.replicas import Replicas
@@ -57,7 +59,11 @@ class Coordinator:
         self.producer_ids = 1_000
         self.producer_id_error: Exception | None = None
         self.shard = TransactionShard(
-            replicas[node], replicas.clock, cast(Any, self.sender), self._generate_producer_id
+            replicas[node],
+            replicas.clock,
+            cast(Any, self.sender),
+            self._generate_producer_id,
+            TimeoutLog(replicas.clock),
         )
 
     async def _generate_producer_id(self) -> int:
@@ -311,7 +317,9 @@ def test_markers_are_sent_without_a_lease_and_completed_with_one() -> None:
     on_replicas(scene)
 
 
-def test_a_timed_out_transaction_is_aborted() -> None:
+def test_a_timed_out_transaction_is_aborted(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("moldau"), "propagate", True)
+
     async def scene(replicas: Replicas, coordinator: Coordinator) -> None:
         producer = await coordinator.begin()
         replicas.clock.now_ms += TIMEOUT_MS + 1
@@ -323,6 +331,7 @@ def test_a_timed_out_transaction_is_aborted() -> None:
         await turns()
         (pending,) = coordinator.sender.added
         assert (pending.markers.commit, pending.markers.producer_epoch) == (False, producer.producer_epoch + 1)
+        assert [each for each in caplog.messages if "has timed out and is aborted" in each] != []
         pending.is_written.set_result(True)
         await turns()
         assert coordinator.state().state is STATES.COMPLETE_ABORT
