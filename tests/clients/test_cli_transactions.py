@@ -2,8 +2,12 @@
 
 import asyncio
 import json
+import subprocess
+import sys
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -32,14 +36,22 @@ def has_clients() -> bool:
 
 
 @pytest.fixture
-def moldau(bootstrap: str) -> Moldau:
+def command(bootstrap: str) -> Moldau:
+    """Runs any command."""
+
     def run(*arguments: str, fails: bool = False) -> Result:
-        result = CliRunner().invoke(app, ["transaction", *arguments], env={"MOLDAU_BOOTSTRAP": bootstrap})
+        result = CliRunner().invoke(app, list(arguments), env={"MOLDAU_BOOTSTRAP": bootstrap})
         assert result.exception is None or isinstance(result.exception, SystemExit), result.exc_info
         assert (result.exit_code != 0) == fails, result.output
         return result
 
     return run
+
+
+@pytest.fixture
+def moldau(command: Moldau) -> Moldau:
+    """Runs a command of `moldau transaction`."""
+    return partial(command, "transaction")
 
 
 @pytest.fixture
@@ -70,6 +82,13 @@ async def open_transaction(
 
 def objects(result: Result) -> list[dict[str, Any]]:
     return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def wait_until_ended(moldau: Moldau, topic: str) -> None:
+    """Waits for the markers, which are written after the response to the producer."""
+    deadline = time.monotonic() + 30
+    while "No transaction is open" not in moldau("hanging", "--topic", topic).stderr:
+        assert time.monotonic() < deadline
 
 
 def test_an_open_transaction_is_listed_described_and_found(
@@ -116,7 +135,7 @@ def test_an_open_transaction_is_listed_described_and_found(
         assert "open at 1" in moldau("abort", *at_offset, "0", "--yes", fails=True).stderr
 
     asyncio.run(scenario())
-    assert "No transaction is open" in moldau("hanging", "--topic", topic).stderr
+    wait_until_ended(moldau, topic)
     refused = moldau("abort", transactional_id, "--yes", fails=True)
     assert "no open transaction" in refused.stderr
 
@@ -199,6 +218,55 @@ def test_a_hanging_transaction_is_told_apart_and_aborted(moldau: Moldau, bootstr
     asyncio.run(scenario())
 
 
+def test_lag_and_offsets_at_both_isolation_levels(command: Moldau, bootstrap: str, topic: str) -> None:
+    group = unique("readers")
+    committed = ("--isolation-level", "read_committed")
+
+    def lag(*arguments: str) -> tuple[list[str], Result]:
+        described = command("group", "describe", group, *arguments)
+        (row,) = [line.split() for line in described.stdout.splitlines() if line.startswith(topic)]
+        return row[1:5], described
+
+    def consumed(*arguments: str) -> list[str]:
+        # Its signal handlers need a main thread.
+        consume = [sys.executable, "-m", "moldau", "consume", topic, "--exit", "--bootstrap", bootstrap, *arguments]
+        return subprocess.run(consume, stdout=subprocess.PIPE, text=True, check=True, timeout=60).stdout.splitlines()
+
+    async def scenario() -> None:
+        async with Producer(bootstrap) as plain, Admin(bootstrap) as admin:
+            for _ in range(2):
+                await (await plain.send(topic, b"plain", partition=0))
+            assert set((await admin.alter_group_offsets(group, {TopicPartition(topic, 0): 1})).values()) == {None}
+            await asyncio.to_thread(without_transaction)
+            async with open_transaction(bootstrap, topic, unique("billing")):
+                await (await plain.send(topic, b"plain", partition=0))
+                await asyncio.to_thread(with_transaction)
+
+    def without_transaction() -> None:
+        for level in ((), committed):
+            row, described = lag(*level)
+            assert (row, described.stderr) == (["0", "1", "2", "1"], "")
+        assert "last stable" not in command("topic", "describe", topic).stdout
+
+    def with_transaction() -> None:
+        for level, row in (((), ["0", "1", "6", "5"]), (committed, ["0", "1", "2", "1"])):
+            shown, described = lag(*level)
+            assert shown == row
+            assert f"{topic}: 4 records in 1 partition behind open transactions" in described.stderr
+            assert f"moldau transaction hanging --topic {topic}" in described.stderr
+        topic_rows = [line.split() for line in command("topic", "describe", topic).stdout.splitlines()]
+        assert [row[-3:] for row in topic_rows[1:3]] == [["0", "2", "6"], ["0", "0", "0"]]
+        assert len(consumed()) == 6
+        assert consumed(*committed) == ["plain", "plain"]
+
+    asyncio.run(scenario())
+    wait_until_ended(partial(command, "transaction"), topic)
+    row, described = lag(*committed)
+    assert (row, described.stderr) == (["0", "1", "7", "6"], ""), "the marker has an offset, too"
+    assert consumed(*committed) == ["plain"] * 3
+    assert "read_committed" in command("consume", topic, "--isolation-level", "serializable", fails=True).output
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -219,6 +287,6 @@ def test_failures_are_reported_with_what_to_do(moldau: Moldau, arguments: list[s
     assert told in " ".join(line.strip("│ ") for line in shown.splitlines())
 
 
-@pytest.mark.parametrize("command", transaction_commands.COMMANDS)
-def test_help_has_an_example(moldau: Moldau, command: str) -> None:
-    assert f"moldau transaction {command} " in moldau(command, "--help").stdout
+@pytest.mark.parametrize("name", transaction_commands.COMMANDS)
+def test_help_has_an_example(moldau: Moldau, name: str) -> None:
+    assert f"moldau transaction {name} " in moldau(name, "--help").stdout

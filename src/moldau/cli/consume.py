@@ -9,7 +9,7 @@ import typer
 
 from moldau.cli.admin import connected_cluster, run_or_exit
 from moldau.cli.console import CommandError, bytes_to_json, print_notice
-from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Topics, option, validate_name
+from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, IsolationLevel, Topics, option, validate_name
 from moldau.cli.signals import stop_signal
 from moldau.cli.stdio import OutputWriter
 from moldau.client.consumer.consumer import Consumer
@@ -54,6 +54,7 @@ def consume(
     exit_at_end: Annotated[
         bool, typer.Option("--exit", "-e", help="Start as with --from-beginning and exit at the end of the partitions.")
     ] = False,
+    isolation_level: IsolationLevel = "read_uncommitted",
     as_json: Annotated[
         bool,
         typer.Option(
@@ -74,7 +75,9 @@ def consume(
     async def run() -> int | None:
         """Returns the number of the signal that stopped the command, or None."""
         async with connected_cluster(bootstrap) as cluster:
-            consumer = Consumer(cluster=cluster, group_id=group, auto_offset_reset=reset)
+            consumer = Consumer(
+                cluster=cluster, group_id=group, auto_offset_reset=reset, isolation_level=isolation_level
+            )
             await consumer.start()
             with stop_signal() as stop_requested, OutputWriter(sys.stdout.buffer) as output:
                 printer = _RecordPrinter(consumer, output, stop_requested, group, as_json)

@@ -1,7 +1,7 @@
 """Command-line parameters shared by several commands, with their validation."""
 
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -87,6 +87,14 @@ Groups = Annotated[list[str], typer.Argument(metavar="GROUP", callback=validate_
 NodeId = Annotated[int, typer.Argument(metavar="NODE", min=0, callback=validate_int32, help="Node id (node.id).")]
 TransactionalIds = Annotated[
     list[str], typer.Argument(metavar="TRANSACTIONAL_ID", callback=validate_name, help="One or more transactional ids.")
+]
+IsolationLevel = Annotated[
+    Literal["read_uncommitted", "read_committed"],
+    typer.Option(
+        "--isolation-level",
+        metavar="LEVEL",
+        help="read_uncommitted reads all records, read_committed only those of committed transactions.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]

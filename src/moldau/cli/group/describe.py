@@ -6,24 +6,29 @@ import typer
 
 from moldau.cli.admin import run_admin
 from moldau.cli.console import make_table, out_console, pluralize, print_table
-from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Group
+from moldau.cli.end_offsets import EndOffsets, list_end_offsets, print_waiting_records
+from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Group, IsolationLevel
 from moldau.client.admin.admin import Admin
 from moldau.client.admin.types import GroupDescription
-from moldau.client.consumer.offset_lookup import LATEST, OffsetAndTimestamp
 from moldau.client.consumer.subscription_state import OffsetAndMetadata
 from moldau.client.record import TopicPartition
 
-GroupState = tuple[GroupDescription, dict[TopicPartition, OffsetAndMetadata], dict[TopicPartition, OffsetAndTimestamp]]
+GroupState = tuple[GroupDescription, dict[TopicPartition, OffsetAndMetadata], EndOffsets]
 
 
 def group_describe(
     group: Group,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     members: Annotated[bool, typer.Option("--members", help="Show the members and their partitions.")] = False,
+    isolation_level: IsolationLevel = "read_uncommitted",
 ) -> None:
     """Show the committed offset, the lag and the assigned member of each partition of a group.
 
-    The lag is the number of records between the committed offset and the end of the partition.
+    The lag is the number of records between the committed offset and the end of the partition. For consumers with
+    read_committed the end is the last stable offset, where the first open transaction starts. Brokers do not know how
+    the consumers of a group read: --isolation-level says it.
+
+    moldau group describe billing --isolation-level read_committed
     """
 
     async def operation(admin: Admin) -> GroupState:
@@ -33,7 +38,7 @@ def group_describe(
         partitions = list(dict.fromkeys([*committed, *owned]))
         await admin.cluster.refresh(dict.fromkeys(each.topic for each in partitions))
         existing = [each for each in partitions if admin.cluster.partition_info(each) is not None]
-        return (description, committed, await admin.list_offsets(dict.fromkeys(existing, LATEST)) if existing else {})
+        return description, committed, await list_end_offsets(admin, existing)
 
     description, committed, ends = run_admin(operation, bootstrap)
     assignor = f", assignor {description.assignor}" if description.assignor else ""
@@ -45,7 +50,11 @@ def group_describe(
     if members:
         _print_members(description)
     else:
-        _print_partitions(description, committed, ends)
+        if isolation_level == "read_committed":
+            _print_partitions(description, committed, ends.last_stable_offsets, "last stable")
+        else:
+            _print_partitions(description, committed, ends.high_watermarks, "end")
+        print_waiting_records(ends)
 
 
 def _print_members(description: GroupDescription) -> None:
@@ -59,15 +68,16 @@ def _print_members(description: GroupDescription) -> None:
 def _print_partitions(
     description: GroupDescription,
     committed: dict[TopicPartition, OffsetAndMetadata],
-    ends: dict[TopicPartition, OffsetAndTimestamp],
+    ends: dict[TopicPartition, int],
+    end_column: str,
 ) -> None:
     owners = {each: member for member in description.members for each in member.assignment}
-    numbers = ("partition", "committed", "end", "lag")
+    numbers = ("partition", "committed", end_column, "lag")
     rows = make_table("topic", *numbers, "member", numbers=numbers, truncated=("member",))
     lags = []
     for partition in sorted({**committed, **owners}):
         offset = committed[partition].offset if partition in committed else None
-        end = ends[partition].offset if partition in ends else None
+        end = ends.get(partition)
         lag = None if offset is None or end is None else max(0, end - offset)
         if lag is not None:
             lags.append(lag)

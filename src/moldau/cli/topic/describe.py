@@ -6,10 +6,11 @@ import typer
 
 from moldau.cli.admin import list_partitions, run_admin
 from moldau.cli.console import make_table, out_console, print_table
+from moldau.cli.end_offsets import EndOffsets, list_end_offsets, print_waiting_records
 from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Topic
 from moldau.client.admin.admin import Admin
 from moldau.client.admin.types import ConfigEntry
-from moldau.client.consumer.offset_lookup import EARLIEST, LATEST, OffsetAndTimestamp
+from moldau.client.consumer.offset_lookup import EARLIEST, OffsetAndTimestamp
 from moldau.client.net.metadata import TopicInfo
 from moldau.client.record import TopicPartition
 
@@ -25,30 +26,35 @@ def topic_describe(
 ) -> None:
     """Show the partitions of a topic with leader, replicas and offsets, and the settings that are not default.
 
-    The end offset is the offset of the next record.
+    The end offset is the offset of the next record. If transactions are open, the last stable offset is shown, too:
+    consumers with read_committed read up to it.
     """
 
-    async def operation(admin: Admin) -> tuple[TopicInfo, Offsets, Offsets, dict[str, ConfigEntry]]:
+    async def operation(admin: Admin) -> tuple[TopicInfo, Offsets, EndOffsets, dict[str, ConfigEntry]]:
         topic = await admin.describe_topic(name)
         partitions = await list_partitions(admin, [name])
         first = await admin.list_offsets(dict.fromkeys(partitions, EARLIEST))
-        end = await admin.list_offsets(dict.fromkeys(partitions, LATEST))
-        return topic, first, end, await admin.topic_configs(name)
+        ends = await list_end_offsets(admin, partitions)
+        return topic, first, ends, await admin.topic_configs(name)
 
-    topic, first, end, configs = run_admin(operation, bootstrap)
-    numbers = ("partition", "leader", "first offset", "end offset")
+    topic, first, ends, configs = run_admin(operation, bootstrap)
+    stable_column = ("last stable",) if ends.waiting else ()
+    numbers = ("partition", "leader", "first offset", *stable_column, "end offset")
     rows = make_table(*numbers[:2], "replicas", "in sync", *numbers[2:], numbers=numbers)
     for each in topic.partitions:
         partition = TopicPartition(name, each.index)
+        offsets = [first[partition].offset if partition in first else None]
+        offsets += [ends.last_stable_offsets.get(partition)] if stable_column else []
+        offsets += [ends.high_watermarks.get(partition)]
         rows.add_row(
             str(each.index),
             str(each.leader) if each.leader >= 0 else "none",
             ",".join(map(str, each.replicas)),
             ",".join(map(str, each.in_sync)),
-            str(first[partition].offset) if partition in first else "-",
-            str(end[partition].offset) if partition in end else "-",
+            *("-" if offset is None else str(offset) for offset in offsets),
         )
     print_table(rows)
+    print_waiting_records(ends)
     entries = [entry for entry in configs.values() if all_settings or not entry.is_default]
     if entries:
         out_console.print()
