@@ -11,7 +11,8 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartit
 
 from support.broker_process_cluster import BrokerProcessCluster
 
-pytestmark = pytest.mark.clients
+# Other tests would take the processor from the nodes, so it runs alone.
+pytestmark = [pytest.mark.clients, pytest.mark.slow]
 
 SECONDS = float(os.environ.get("MOLDAU_LOAD_SECONDS", "20"))
 PARTITIONS = 12
