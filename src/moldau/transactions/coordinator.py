@@ -12,7 +12,12 @@ from moldau.controller.features import TRANSACTION_VERSION
 from moldau.coordinator.java_hash import partition_for
 from moldau.coordinator.shard_manager import ShardManager
 from moldau.coordinator.state_topic import StateTopic, TopicCreator
-from moldau.errors import InvalidRequestError, InvalidTransactionTimeoutError, NotCoordinatorError
+from moldau.errors import (
+    ConcurrentTransactionsError,
+    InvalidRequestError,
+    InvalidTransactionTimeoutError,
+    NotCoordinatorError,
+)
 from moldau.metadata.image import MetadataDelta, MetadataImage, PartitionRegistration, TopicImage
 from moldau.metadata.loader import MetadataLoader
 from moldau.partitions.partition import Partition
@@ -42,6 +47,8 @@ from moldau.transactions.transaction_metadata import TV0
 from moldau.transactions.transaction_shard import Operation, TransactionShard
 from moldau.wire.transaction_group_id import coordinator_key, group_coordinator_key
 
+COMPLETION_WAIT_MS = 20
+"""How long a request waits for the end of the previous transaction. Clients retry after the same time."""
 PATTERN_STATES_PER_ITERATION = 10_000
 """The number of states of a pattern that are followed in one iteration of the event loop."""
 
@@ -161,8 +168,24 @@ class TransactionCoordinator:
         return response
 
     async def add_partitions(self, request: AddPartitionsRequest) -> None:
-        """Adds partitions to a transaction, and starts the transaction if none is ongoing."""
-        await self._shard(request.transactional_id).submit(lambda shard, now: shard.add_partitions(now, request))
+        """Adds partitions to a transaction, and starts the transaction if none is ongoing.
+
+        A producer often starts its next transaction while the markers of the previous one are being written. So this
+        method waits for their completion for a moment. Then it raises ConcurrentTransactionsError.
+        """
+        shard = self._shard(request.transactional_id)
+        deadline_ms: int | None = None
+        while True:
+            completions = shard.completions.count
+            try:
+                await shard.submit(lambda state, now: state.add_partitions(now, request))
+                return
+            except ConcurrentTransactionsError:
+                now_ms = self._clock.monotonic_ms()
+                deadline_ms = now_ms + COMPLETION_WAIT_MS if deadline_ms is None else deadline_ms
+                if now_ms >= deadline_ms:
+                    raise
+                await shard.completions.wait(deadline_ms - now_ms, since_count=completions)
 
     async def verify_partitions(self, request: AddPartitionsRequest) -> PartitionErrors:
         """Checks that partitions are in a transaction."""

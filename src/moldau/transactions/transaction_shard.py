@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+from moldau.concurrency.notifier import Notifier
 from moldau.coordinator.result import CompletedRequest, CoordinatorResult, Now, RequestId
 from moldau.coordinator.shard_driver import ShardDriver
 from moldau.errors import CoordinatorLoadInProgressError, CoordinatorNotAvailableError, MoldauError, NotCoordinatorError
@@ -51,6 +52,8 @@ class TransactionShard:
         )
         self.pending_markers: dict[str, PendingMarkers] = {}
         """The transactions whose markers are being written."""
+        self.completions = Notifier()
+        """Notified when a transaction is completed. Operations that are submitted afterwards see it completed."""
         self._marker_sender = marker_sender
         self._generate_producer_id = generate_producer_id
         self._timeout_log = timeout_log
@@ -99,7 +102,11 @@ class TransactionShard:
             await self._retry(lambda: self._write_completion(markers))
 
     async def _write_completion(self, markers: TransactionMarkers) -> None:
-        await self.submit(lambda shard, now: shard.complete_transaction(now, markers))
+        def complete(shard: TransactionCoordinatorShard, now: Now) -> CoordinatorResult[StateRecord, Any]:
+            self.completions.notify_all()
+            return shard.complete_transaction(now, markers)
+
+        await self.submit(complete)
 
     def _on_tick(self) -> None:
         shard = self.driver.shard
@@ -150,3 +157,4 @@ class TransactionShard:
         for pending in self.pending_markers.values():
             pending.is_written.cancel()
         self.pending_markers.clear()
+        self.completions.notify_all()

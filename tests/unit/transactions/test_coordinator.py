@@ -27,6 +27,7 @@ from moldau.records.control_records import EndTransaction, decode
 from moldau.records.record import iterate_records
 from moldau.server.api import Broker as BrokerParts
 from moldau.testing import Broker
+from moldau.transactions import coordinator
 from moldau.transactions.coordinator import TransactionCoordinator
 from moldau.transactions.requests import (
     AddPartitionsRequest,
@@ -257,6 +258,52 @@ def test_a_deleted_topic_does_not_keep_a_transaction_open() -> None:
             await in_state(parts.transactions, STATES.COMPLETE_COMMIT)
             assert await control_records(parts, "orders", 0) == []
             assert len(await control_records(parts, "payments", 0)) == 1
+
+    asyncio.run(scene())
+
+
+def hold_appends(parts: BrokerParts) -> asyncio.Event:
+    """The appends of markers last until the event is set."""
+    may_write = asyncio.Event()
+    append = parts.marker_writer._append_marker
+
+    async def held(partition: Partition, marker: Any) -> None:
+        await may_write.wait()
+        await append(partition, marker)
+
+    parts.marker_writer._append_marker = held
+    return may_write
+
+
+def test_the_next_transaction_begins_as_soon_as_the_markers_of_the_previous_one_are_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(coordinator, "COMPLETION_WAIT_MS", 60_000)
+
+    async def scene() -> None:
+        async with Broker(topics=["orders"]) as broker, asyncio.timeout(20):
+            parts = broker.node.broker
+            may_write = hold_appends(parts)
+            producer = await end(parts.transactions, await begin(parts.transactions, ("orders", 0)))
+            adding = asyncio.create_task(add(parts.transactions, producer, ("orders", 0)))
+            await in_state(parts.transactions, STATES.PREPARE_COMMIT)
+            assert not adding.done()
+            may_write.set()
+            await adding
+            assert (await parts.transactions.describe("t")).state is STATES.ONGOING
+
+    asyncio.run(scene())
+
+
+def test_the_next_transaction_waits_only_for_a_moment() -> None:
+    async def scene() -> None:
+        async with Broker(topics=["orders"]) as broker:
+            parts = broker.node.broker
+            may_write = hold_appends(parts)
+            producer = await end(parts.transactions, await begin(parts.transactions, ("orders", 0)))
+            with pytest.raises(ConcurrentTransactionsError):
+                await add(parts.transactions, producer, ("orders", 0))
+            may_write.set()
 
     asyncio.run(scene())
 
