@@ -14,6 +14,7 @@ import pstats
 import signal
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
@@ -22,7 +23,8 @@ from bench.brokers import FSYNC, PAGE_CACHE, Broker, Moldau
 from bench.load import Run, run, topic
 from bench.plan import Case
 
-LOADS = ("produce", "raw_produce", "consume", "raw_consume", "latency", "raw_latency")
+LOADS = ("produce", "raw_produce", "consume", "raw_consume", "latency", "raw_latency", "transactions")
+TRANSACTIONAL_PRODUCERS = 20
 SAMPLE_INTERVAL_S = 0.001
 SAMPLES_FILE, CALLS_FILE = "BENCH_PROFILE_SAMPLES", "BENCH_PROFILE_CALLS"
 
@@ -96,6 +98,9 @@ def _load(broker: Broker, case: Case, kind: str, seconds: float) -> Run:
             wanted = 400_000_000 // case.value_bytes
             records = run(broker, case.job("raw_fill", broker, name, records=wanted)).outcome.records
             return run(broker, case.job(kind, broker, name, seconds, records))
+        if kind == "transactions":
+            job = case.job(kind, broker, name, seconds, records=1)
+            return run(broker, replace(job, connections=TRANSACTIONAL_PRODUCERS, client="moldau.client"))
         return run(broker, case.job(kind, broker, name, seconds, records=int(seconds * 2000)))
 
 
