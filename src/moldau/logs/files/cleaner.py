@@ -200,6 +200,9 @@ class Cleaner:
             if log_.truncations != self._truncations or not log_.segments.has_group(group):
                 disk.remove(cleaned.path(LOG_SUFFIX + CLEANED_SUFFIX))
                 return False
+            for segment in group:
+                # Until `replace_group`, consumers of committed records read the old segments.
+                segment.before_indexes_are_deleted()
             try:
                 # This rename commits the swap. After a later crash, recovery completes it.
                 disk.rename(cleaned.path(LOG_SUFFIX + CLEANED_SUFFIX), swap)

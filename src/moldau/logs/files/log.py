@@ -461,8 +461,8 @@ class FileLog(Log):
         self.durable_offset = min(self.durable_offset, end)
         for segment in reversed(removed):
             delete_segment_files(disk, directory, segment.base_offset)
+        active.before_indexes_are_deleted()
         delete_segment_files(disk, directory, active.base_offset, indexes_only=True)
-        active.on_indexes_deleted()
         # Replace the producer state at once, because reads of committed records need the open transactions.
         producers = ProducerStateManager()
         await rebuild_producer_state(disk, directory, self.segments, producers, end)

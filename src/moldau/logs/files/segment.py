@@ -289,10 +289,10 @@ class LogSegment:
         self._transaction_index = index
         self.has_unwritten_transactions = self.has_transaction_file or bool(index)
 
-    def on_indexes_deleted(self) -> None:
-        """Records that the index files were deleted. The transaction index must be in memory."""
-        self.has_transaction_file = False
+    def before_indexes_are_deleted(self) -> None:
+        """Loads the transaction index and keeps it in memory, because it cannot be rebuilt from this segment alone."""
         self.has_unwritten_transactions = bool(self.transaction_index)
+        self.has_transaction_file = False
 
     @property
     def has_aborted_transactions(self) -> bool:

@@ -14,6 +14,7 @@ from moldau.logs.files.log import FileLog
 from moldau.logs.files.store import FileLogStore
 from moldau.logs.transaction_index import ABORTED_ENTRY_SIZE, AbortedTransaction, TransactionIndex
 from moldau.platform.clock import SystemClock
+from moldau.records.batch import split
 from moldau.settings.topic import TopicSettings
 from moldau.testing.simulation.platform.disk import DiskSettings, SimulatedDisk
 from support.logs import FOREVER, NAME, TOPIC_ID, append, batches_of, flush_and_finalize
@@ -200,6 +201,30 @@ def test_deleted_segments_take_their_indexes_with_them() -> None:
         assert log.last_stable_offset(log.end_offset) == log.start_offset, "a transaction is still open"
         await log.append([marker(log.end_offset, producer=9)])
         assert log.last_stable_offset(log.end_offset) == log.end_offset
+
+    run(body)
+
+
+def test_reads_find_aborted_transactions_while_compaction_replaces_segments() -> None:
+    async def body() -> None:
+        _, log = await open_store(new_disk())
+        for number in range(12):
+            await log.append([data(log.end_offset, [b"v" * 250], keys=[b"k"], sequence=number)])
+            await log.append([marker(log.end_offset)])
+            await append(log, b"v" * 300, keys=[b"k"])
+        await flush_and_finalize(log)
+        segments = len(log.segments)
+        log.configure(TopicSettings(cleanup_policy=("compact",), min_cleanable_dirty_ratio=0.0))
+        compaction = asyncio.create_task(log.compact(0, log.end_offset))
+        while not compaction.done():
+            for offset in range(log.end_offset):
+                records, aborted = await log.read_committed(offset, 1, log.end_offset)
+                (batch,) = split(records.read())
+                if batch.is_transactional and batch.count and not batch.is_control:
+                    assert [each.first_offset for each in aborted] == [batch.base_offset]
+            await asyncio.sleep(0)
+        assert await compaction
+        assert len(log.segments) < segments
 
     run(body)
 
