@@ -237,6 +237,7 @@ class _LogLoader:
                     has_entries = bool(segment.transaction_index)
                     if has_entries and segment is not segments[-1]:
                         segment.drop_indexes()
+                        await asyncio.sleep(0)
                     continue
             except CorruptRecordError as error:
                 reason = str(error)
