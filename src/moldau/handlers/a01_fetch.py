@@ -1,11 +1,11 @@
 """Fetch: returns stored batches, starting at an offset.
 
 Consumers get records up to the high watermark (with read_committed up to the last stable offset, with a list of the
-aborted transactions), and followers up to the log end offset. The response is sent when
-min_bytes are available, when a partition has an error, or after max_wait. A response has at most max_bytes, and at most
-partition_max_bytes per partition, but its first batch is always complete. With a fetch session, the response contains
-only partitions that changed. Records are not copied: the connection sends them directly from the segment files. Fetches
-of the metadata log are handled by `metadata_fetch.py`.
+aborted transactions), and followers up to the log end offset. The response is sent when min_bytes are available, when a
+partition has an error, or after max_wait. A response has at most max_bytes, and at most partition_max_bytes per
+partition, but its first batch is always complete. With a fetch session, the response contains only partitions that
+changed. Records are not copied: the connection sends them directly from the segment files. Fetches of the metadata log
+are handled by `metadata_fetch.py`.
 
 Versions: 7 added sessions, 9 leader epochs, 10 zstd, 11 racks and fetching from followers, 12 the flexible encoding
 and diverging epochs, 13 topic ids instead of names, 15 the broker epoch of followers, 16 the current leader and its
