@@ -169,6 +169,8 @@ class MemoryLog(Log):
             self._truncations += 1
             for data in self._batches[:count]:
                 self._producers_at_start.update(Batch(data))
+            # Only records below the high watermark are deleted.
+            self._producers_at_start.unstable.forget_committed(self.start_offset)
             self._size -= sum(map(len, self._batches[:count]))
             del self._batches[:count], self._last_offsets[:count], self._max_timestamps[:count]
 

@@ -465,7 +465,8 @@ class FileLog(Log):
         delete_segment_files(disk, directory, active.base_offset, indexes_only=True)
         # Replace the producer state at once, because reads of committed records need the open transactions.
         producers = ProducerStateManager()
-        await rebuild_producer_state(disk, directory, self.segments, producers, end)
+        high_watermark = self.checkpointed_high_watermark
+        await rebuild_producer_state(disk, directory, self.segments, producers, end, high_watermark)
         self.producers.replace(producers)
         self._directory_changes += 1
         self._truncation_change = self._directory_changes
@@ -480,7 +481,8 @@ class FileLog(Log):
         """Returns a reset to `offset` that keeps the producer state of the batches below `end`, because producers may
         resend their last batches."""
         producers = ProducerStateManager()
-        await rebuild_producer_state(self.disk, self.directory, self.segments, producers, end)
+        high_watermark = self.checkpointed_high_watermark
+        await rebuild_producer_state(self.disk, self.directory, self.segments, producers, end, high_watermark)
         snapshot = producers.snapshot() if len(producers) else None
         return LogReset(offset, snapshot, self.epochs.text_below(offset))
 

@@ -61,9 +61,12 @@ async def load_log(
     recovery_point: int,
     start_offset: int,
     cleaned_offset: int,
+    high_watermark: int,
 ) -> LoadedLog:
     """Loads a log, with recovery unless `clean`. Raises StorageError if the log is damaged or the disk fails."""
-    loader = _LogLoader(disk, directory, index_interval_bytes, recovery_point, start_offset, cleaned_offset)
+    loader = _LogLoader(
+        disk, directory, index_interval_bytes, recovery_point, start_offset, cleaned_offset, high_watermark
+    )
     try:
         return await loader.load(clean)
     except CorruptRecordError as error:
@@ -113,27 +116,33 @@ def list_snapshots(disk: Disk, directory: str) -> list[int]:
 
 
 async def rebuild_producer_state(
-    disk: Disk, directory: str, segments: Iterable[LogSegment], producers: ProducerStateManager, end: int
+    disk: Disk,
+    directory: str,
+    segments: Iterable[LogSegment],
+    producers: ProducerStateManager,
+    end: int,
+    high_watermark: int,
 ) -> None:
     """Rebuilds the producer state at `end` from the latest snapshot at or before `end` and the batches after this
-    snapshot."""
+    snapshot. Transactions that ended below the high watermark are not remembered, because there may be millions."""
     for offset in reversed(list_snapshots(disk, directory)):
         if offset > end:
             continue
         data = read_small_file(disk, _snapshot_path(directory, offset))
         try:
             producers.rebuild(data, ())
-            await _replay(producers, _producer_batches(segments, offset, end))
+            await _replay(producers, _producer_batches(segments, offset, end), high_watermark)
             return
         except CorruptRecordError as error:
             log.warning("ignoring a producer snapshot", log=directory, offset=offset, reason=str(error))
     producers.rebuild(None, ())
-    await _replay(producers, _producer_batches(segments, 0, end))
+    await _replay(producers, _producer_batches(segments, 0, end), high_watermark)
 
 
 async def _replay(
     producers: ProducerStateManager,
     batches: Iterator[BatchHeader | Batch],
+    high_watermark: int,
     transactions: TransactionIndex | None = None,
 ) -> None:
     """Updates the producer state. Adds the aborted transactions to `transactions`."""
@@ -142,7 +151,9 @@ async def _replay(
         if aborted is not None and transactions is not None:
             transactions.append(aborted)
         if count % _BATCHES_PER_YIELD == 0:
+            producers.unstable.forget_committed(high_watermark)
             await asyncio.sleep(0)
+    producers.unstable.forget_committed(high_watermark)
 
 
 @dataclass
@@ -154,6 +165,7 @@ class _LogLoader:
     _start_offset: int
     _cleaned_offset: int
     """Compaction may have left gaps below this offset."""
+    _high_watermark: int
 
     async def load(self, clean: bool) -> LoadedLog:
         await self._remove_leftover_files()
@@ -168,11 +180,11 @@ class _LogLoader:
             end_offset = active.next_offset
             epochs = self._load_leader_epochs(segments, end_offset)
             await self._check_transaction_indexes(segments, segments)
-            await rebuild_producer_state(self._disk, self._directory, segments, producers, end_offset)
+            await self._rebuild_producer_state(segments, producers, end_offset)
         else:
             epochs = self._load_leader_epochs(segments, flushed_end)
             await self._check_transaction_indexes(segments, segments[:unflushed])
-            await rebuild_producer_state(self._disk, self._directory, segments[:unflushed], producers, flushed_end)
+            await self._rebuild_producer_state(segments[:unflushed], producers, flushed_end)
             await self._recover_segments(segments, unflushed, producers, epochs)
             end_offset = segments[-1].next_offset
         if end_offset < self._start_offset:
@@ -183,6 +195,11 @@ class _LogLoader:
             )
         epochs.truncate_from_start(self._start_offset)
         return LoadedLog(segments, producers, epochs, self._start_offset, end_offset)
+
+    async def _rebuild_producer_state(
+        self, segments: list[LogSegment], producers: ProducerStateManager, end: int
+    ) -> None:
+        await rebuild_producer_state(self._disk, self._directory, segments, producers, end, self._high_watermark)
 
     # Files
 
@@ -244,8 +261,8 @@ class _LogLoader:
             log.info("rebuilding a transaction index", segment=segment.path(LOG_SUFFIX), reason=reason)
             producers, index = ProducerStateManager(), TransactionIndex()
             start, end = segment.base_offset, segment.next_offset
-            await rebuild_producer_state(self._disk, self._directory, segments, producers, start)
-            await _replay(producers, _producer_batches([segment], start, end), index)
+            await self._rebuild_producer_state(segments, producers, start)
+            await _replay(producers, _producer_batches([segment], start, end), self._high_watermark, index)
             segment.replace_transactions(index)
             segment.has_unwritten_indexes = True
 
@@ -279,6 +296,7 @@ class _LogLoader:
                 segments[number - 1].next_offset = segment.base_offset
             states.append((segment.base_offset, producers.snapshot()))
             torn = await self._recover_segment(segment, producers, epochs)
+            producers.unstable.forget_committed(self._high_watermark)
             if segment.next_offset <= self._recovery_point:
                 self._load_snapshot(producers, segment.next_offset)
             number += 1
@@ -373,6 +391,7 @@ class _LogLoader:
                     epochs.assign(batch.leader_epoch, batch.base_offset)
                 checked += 1
                 if checked % _BATCHES_PER_YIELD == 0:
+                    producers.unstable.forget_committed(self._high_watermark)
                     await asyncio.sleep(0)
         except CorruptRecordError as error:
             if expected < self._recovery_point:

@@ -178,6 +178,7 @@ class FileLogStore(LogStore):
             recovery_point=self._checkpoints.recovery_points.get(name),
             start_offset=self._checkpoints.start_offsets.get(name),
             cleaned_offset=self._checkpoints.cleaned_offsets.get(name),
+            high_watermark=self._checkpoints.high_watermarks.get(name),
         )
         try:
             # Lower the checkpoints to the log end, because with write.caching a crash may have lost committed records.

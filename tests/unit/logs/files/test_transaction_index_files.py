@@ -229,6 +229,28 @@ def test_reads_find_aborted_transactions_while_compaction_replaces_segments() ->
     run(body)
 
 
+@pytest.mark.parametrize("recovers", [True, False])
+def test_a_log_remembers_no_transactions_that_ended_below_the_high_watermark(recovers: bool) -> None:
+    async def body() -> None:
+        disk = new_disk()
+        store, log = await open_store(disk)
+        for number in range(200):
+            await log.append([data(log.end_offset, sequence=number)])
+            await log.append([marker(log.end_offset, commit=True)])
+        await flush_and_finalize(log)
+        log.checkpointed_high_watermark = 380
+        await store.checkpoint_high_watermarks()
+        if recovers:
+            _, log = await open_store(disk.kill())
+        else:
+            await log.truncate_to(log.end_offset - 1)
+        remembered = [last_offset for last_offset, _ in log.producers.unstable.completed]
+        assert remembered == list(range(381, log.end_offset, 2))
+        assert log.last_stable_offset(390) == 390
+
+    run(body)
+
+
 class DyingDisk(SimulatedDisk):
     """A disk whose process is killed at its n-th operation."""
 
