@@ -10,14 +10,23 @@ from moldau.pipelines.planner.connection import connection_options
 from moldau.pipelines.records.decoder import raw_schema
 from moldau.pipelines.spec.values import parse_time
 
+ISOLATION_LEVEL = "kafka.isolation.level"
 _DECODER_PREFIXES = ("avro.", "json.")
 """The prefixes of options that are for the decoder and not for the data source."""
 
 
-def subscription_options(source: Source) -> dict[str, str]:
+def source_options(pipeline: PipelineDefinition, source: Source) -> dict[str, str]:
+    """Returns the options of reads from a source, except its own options. Records of aborted transactions are not read
+    by default."""
+    options = {ISOLATION_LEVEL: "read_committed", **connection_options(pipeline)}
     if source.pattern is not None:
-        return {"subscribePattern": source.pattern}
-    return {"subscribe": ",".join(source.topics)}
+        return options | {"subscribePattern": source.pattern}
+    return options | {"subscribe": ",".join(source.topics)}
+
+
+def reads_committed(pipeline: PipelineDefinition, source: Source) -> bool:
+    options = source_options(pipeline, source) | data_source_options(source.options)
+    return options[ISOLATION_LEVEL].lower() == "read_committed"
 
 
 def starting_options(at: str) -> dict[str, str]:
@@ -32,7 +41,7 @@ def stream_options(
     pipeline: PipelineDefinition, source: Source, group: str, begin: Mapping[str, str]
 ) -> dict[str, str]:
     """Returns the options of a streaming read. `begin` has the starting options for a query without a checkpoint."""
-    options = {**connection_options(pipeline), **subscription_options(source), **begin, "kafka.group.id": group}
+    options = {**source_options(pipeline, source), **begin, "kafka.group.id": group}
     if pipeline.rate_limit is not None:
         options["maxOffsetsPerTrigger"] = str(pipeline.rate_limit)
     return options | data_source_options(source.options)
@@ -61,7 +70,7 @@ def read_sample(
     spark: SparkSession, pipeline: PipelineDefinition, source: Source, records_max: int, *, values_only: bool = False
 ) -> DataFrame:
     """Reads up to `records_max` existing records, from the earliest offsets on."""
-    options = {**connection_options(pipeline), **subscription_options(source), **data_source_options(source.options)}
+    options = source_options(pipeline, source) | data_source_options(source.options)
     of_streams = ("starting", "maxoffsets", "minoffsets", "maxtrigger")
     options = {name: value for name, value in options.items() if not name.lower().startswith(of_streams)}
     schema = "value BINARY" if values_only else raw_schema()

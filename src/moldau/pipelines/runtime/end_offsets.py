@@ -9,6 +9,7 @@ from moldau.client.consumer.offset_lookup import LATEST, list_offsets
 from moldau.client.record import TopicPartition
 from moldau.pipelines.definition import PipelineDefinition
 from moldau.pipelines.planner.connection import cluster_settings
+from moldau.pipelines.planner.topic_streams import reads_committed
 from moldau.pipelines.runtime.progress import Progress
 from moldau.spark.loop_thread import event_loop_thread
 
@@ -25,7 +26,8 @@ class EndOffsetTracker:
 
     def __init__(self, pipeline: PipelineDefinition) -> None:
         self._settings = cluster_settings(pipeline)
-        self._isolation_level = int(_reads_committed(pipeline))
+        # Sources with different levels are an exception. Their lag is then too small while a transaction is open.
+        self._isolation_level = int(any(reads_committed(pipeline, each) for each in pipeline.sources))
         self._pending_fetch: Future[EndOffsets] | None = None
         self._known: EndOffsets = {}
         self._fetched_at_s: float | None = None
@@ -62,9 +64,3 @@ class EndOffsetTracker:
         self._is_closed = True
         if self._pending_fetch is not None:
             self._pending_fetch.cancel()
-
-
-def _reads_committed(pipeline: PipelineDefinition) -> bool:
-    levels = [pipeline.kafka.get("isolation.level")]
-    levels += [each.options.get("kafka.isolation.level") for each in pipeline.sources]
-    return "read_committed" in levels

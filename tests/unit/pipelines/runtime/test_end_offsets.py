@@ -2,8 +2,6 @@
 
 import asyncio
 import time
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -49,13 +47,3 @@ def test_end_offsets_are_current_and_unknown_without_a_broker(monkeypatch: pytes
     assert looked(ends, {}) == {}
     assert BATCH.lag_to({}) is None
     ends.close()
-
-
-def test_read_committed_counts_committed_records_only() -> None:
-    def level(kafka: dict[str, str], **options: str) -> bool:
-        source: Any = SimpleNamespace(options=options)
-        return end_offsets._reads_committed(PipelineDefinition("p", (source,), (), (), kafka=kafka))
-
-    assert not level({})
-    assert level({"isolation.level": "read_committed"})
-    assert level({}, **{"kafka.isolation.level": "read_committed"})
