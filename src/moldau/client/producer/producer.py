@@ -212,10 +212,10 @@ class Producer:
         return Transaction(self._transactions)
 
     async def resolve_commit(self) -> None:
-        """Finds out the outcome of the last transaction, if its commit was cancelled or timed out.
+        """Repeats the last commit if it was cancelled or timed out. After that the next transaction can begin.
 
-        After that the next transaction can begin. The outcome is that of the transaction's offsets, see
-        `Consumer.seek_to_committed`.
+        If the commit is refused, the transaction is aborted. A transaction that commits offsets of a group tells its
+        outcome by them.
         """
         self._check_open()
         if self._transactions is not None:
