@@ -252,8 +252,9 @@ class _LogLoader:
             try:
                 if not segment.size or segment_file_name(segment.base_offset, OFFSET_INDEX_SUFFIX) in names:
                     has_entries = bool(segment.transaction_index)
-                    if has_entries and segment is not segments[-1]:
+                    if segment is not segments[-1]:
                         segment.drop_indexes()
+                    if has_entries:
                         await asyncio.sleep(0)
                     continue
             except CorruptRecordError as error:

@@ -249,7 +249,7 @@ class LogSegment:
         """Frees the memory of the indexes if they are written to their files."""
         if not self.has_unwritten_indexes:
             self._offset_index = self._time_index = None
-        if self.has_transaction_file and not self.has_unwritten_transactions:
+        if not self.has_unwritten_transactions:
             self._transaction_index = None
 
     @property

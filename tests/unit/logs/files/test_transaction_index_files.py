@@ -98,6 +98,9 @@ def test_only_segments_with_aborted_transactions_have_a_file() -> None:
         await flush_and_finalize(log)
         await store.close()
         assert index_files(disk) == []
+        _, log = await open_store(disk.next_boot())
+        assert len(log.segments) > 3
+        assert all(segment._transaction_index is None for segment in log.segments.closed), "nor memory"
 
     run(body)
 
