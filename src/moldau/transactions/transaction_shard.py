@@ -25,7 +25,7 @@ COMMIT_TIMEOUT_MS = 5_000
 RETRY_BACKOFF_S = 0.1
 """Backoff before the completion of a transaction is written again after an error."""
 
-_RETRIABLE_ERRORS = (CoordinatorNotAvailableError, NotCoordinatorError, CoordinatorLoadInProgressError)
+_TRANSIENT_ERRORS = (CoordinatorNotAvailableError, NotCoordinatorError, CoordinatorLoadInProgressError)
 
 Operation = Callable[[TransactionCoordinatorShard, Now], CoordinatorResult[StateRecord, Any]]
 OperationWithProducerId = Callable[[TransactionCoordinatorShard, Now, int | None], CoordinatorResult[StateRecord, Any]]
@@ -125,12 +125,16 @@ class TransactionShard:
         await self._retry(abort)
 
     async def _retry(self, attempt: Callable[[], Awaitable[None]]) -> None:
-        """Repeats an attempt after transient errors, as long as this node is the coordinator."""
+        """Repeats an attempt until it succeeds, as long as this node is the coordinator.
+
+        Otherwise the transaction would stay open until another node is the coordinator.
+        """
         while self.driver.is_active:
             try:
                 await attempt()
-            except _RETRIABLE_ERRORS as error:
-                log.debug("retrying a change of a transaction", reason=str(error))
+            except MoldauError as error:
+                log_retry = log.debug if isinstance(error, _TRANSIENT_ERRORS) else log.error
+                log_retry("changing a transaction failed, retrying", reason=str(error))
                 await asyncio.sleep(RETRY_BACKOFF_S)
             else:
                 return

@@ -13,8 +13,10 @@ from moldau.errors import (
     ConcurrentTransactionsError,
     CoordinatorLoadInProgressError,
     CoordinatorNotAvailableError,
+    MoldauError,
     NotCoordinatorError,
     ProducerFencedError,
+    StorageError,
 )
 from moldau.transactions import transaction_shard
 from moldau.transactions.marker_sender import PendingMarkers
@@ -339,7 +341,8 @@ def test_a_timed_out_transaction_is_aborted(caplog: pytest.LogCaptureFixture, mo
     on_replicas(scene)
 
 
-def test_a_timed_out_transaction_with_an_exhausted_epoch_gets_a_producer_id() -> None:
+@pytest.mark.parametrize("error", [CoordinatorLoadInProgressError("no controller"), StorageError("disk full")])
+def test_a_timed_out_transaction_with_an_exhausted_epoch_gets_a_producer_id(error: MoldauError) -> None:
     async def scene(replicas: Replicas, coordinator: Coordinator) -> None:
         await coordinator.put(
             producer_id=7,
@@ -349,7 +352,7 @@ def test_a_timed_out_transaction_with_an_exhausted_epoch_gets_a_producer_id() ->
             start_ms=0,
             last_update_ms=0,
         )
-        coordinator.producer_id_error = CoordinatorLoadInProgressError("no controller")
+        coordinator.producer_id_error = error
         replicas.clock.now_ms += TIMEOUT_MS + 1
         coordinator.shard.driver._on_timer()
         await asyncio.sleep(0.01)
