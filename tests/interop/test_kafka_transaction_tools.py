@@ -1,9 +1,9 @@
 """Transactions in Kafka's tools: the dump tool and the formatter read `__transaction_state`, and the transactions tool
-lists, describes and ends transactions."""
+lists, describes, finds and ends transactions."""
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,13 @@ from java_clients import JavaClients
 
 from support.broker_process import BrokerProcess
 from support.topics import Topics
-from support.transaction_wire import Coordinator
+from support.transaction_wire import (
+    Coordinator,
+    committed_values,
+    last_stable_offset,
+    produce_codes,
+    transactional_batch,
+)
 from support.wire import WireClient, end_offset
 
 FORMATTER = "org.apache.kafka.tools.consumer.TransactionLogMessageFormatter"
@@ -117,12 +123,15 @@ def rows(printed: str) -> list[list[str]]:
     return [line.split() for line in printed.splitlines()[1:] if line.strip()]
 
 
-def test_the_transactions_tool(tools: Tools, own_broker: Broker) -> None:
+@pytest.fixture
+def transactions(tools: Tools, own_broker: Broker) -> Callable[..., str]:
+    return lambda *arguments: tools.run(TRANSACTIONS, "--bootstrap-server", own_broker.bootstrap, *arguments)
+
+
+def test_the_transactions_tool_lists_describes_and_terminates(
+    transactions: Callable[..., str], own_broker: Broker
+) -> None:
     coordinator, topic, producer_id = run_transactions(own_broker)
-
-    def transactions(*arguments: str) -> str:
-        return tools.run(TRANSACTIONS, "--bootstrap-server", own_broker.bootstrap, *arguments)
-
     listed = rows(transactions("list"))
     assert [(row[0], row[2], row[3]) for row in listed] == [(coordinator.id, str(producer_id), "Ongoing")]
     assert rows(transactions("list", "--transactional-id-pattern", "tx-.*")) == listed
@@ -134,3 +143,59 @@ def test_the_transactions_tool(tools: Tools, own_broker: Broker) -> None:
     transactions("forceTerminateTransaction", "--transactionalId", coordinator.id)
     state = coordinator.wait_for("Empty")
     assert (state["producer_id"], state["producer_epoch"]) == (producer_id, 5)
+
+
+def forget_transactions(node: Broker) -> None:
+    """Deletes the state of the coordinator, so that its open transactions hang."""
+    name, topics = "__transaction_state", Topics(node.bootstrap)
+    topics.admin.delete_topics([name])[name].result(20)
+
+
+def test_the_transactions_tool_finds_and_aborts_what_hangs(
+    transactions: Callable[..., str], own_broker: Broker
+) -> None:
+    topic = Topics(own_broker.bootstrap).create(partitions=2)
+    client = WireClient(own_broker.bootstrap)
+    coordinator = Coordinator(client)
+    producer = coordinator.init()
+    batches = {(topic, 1): transactional_batch(producer, b"a", b"b")}
+    assert produce_codes(client, coordinator.id, batches, version=12) == [0]
+    at_partition = ("--topic", topic, "--partition", "1")
+    any_age = ("--max-transaction-timeout", "0")
+
+    def hanging(*where: str) -> list[list[str]]:
+        return rows(transactions("find-hanging", *where, *any_age))
+
+    def described() -> list[str]:
+        (row,) = rows(transactions("describe-producers", *at_partition))
+        return [*row[:4], row[-1]]
+
+    # Producer id, epoch, coordinator epoch, last sequence, and first offset of the transaction.
+    assert described() == [str(producer[0]), "0", "-1", "1", "0"]
+    assert rows(transactions("describe-producers", "--topic", topic, "--partition", "0")) == []
+    assert hanging("--topic", topic) == [], "its coordinator knows the transaction"
+    forget_transactions(own_broker)
+    (found,) = hanging("--topic", topic)
+    assert found[:6] == [topic, "1", str(producer[0]), "0", "-1", "0"]
+    assert hanging(*at_partition)[0][:6] == found[:6]
+    assert hanging("--broker-id", "1")[0][:6] == found[:6]
+    transactions("abort", *at_partition, "--start-offset", "0")
+    assert described() == [str(producer[0]), "0", "0", "1", "None"]
+    assert hanging("--topic", topic) == []
+    assert last_stable_offset(client, topic, 1) == 3
+    assert committed_values(client, topic, 1) == []
+
+
+def test_the_transactions_tool_aborts_by_producer_and_epochs(
+    transactions: Callable[..., str], own_broker: Broker
+) -> None:
+    """As it does with brokers before 3.0."""
+    topic = Topics(own_broker.bootstrap).create()
+    client = WireClient(own_broker.bootstrap)
+    coordinator = Coordinator(client)
+    producer = coordinator.init()
+    batches = {(topic, 0): transactional_batch(producer, b"a")}
+    assert produce_codes(client, coordinator.id, batches, version=12) == [0]
+    identity = ("--producer-id", str(producer[0]), "--producer-epoch", str(producer[1]), "--coordinator-epoch", "-1")
+    transactions("abort", "--topic", topic, "--partition", "0", *identity)
+    assert last_stable_offset(client, topic) == 2
