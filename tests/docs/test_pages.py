@@ -61,6 +61,19 @@ def test_the_example_of_exactly_once_runs() -> None:
                 process.kill()
 
 
+def test_the_examples_of_transactions_run(tmp_path: Path) -> None:
+    first, confluent = blocks("docs/transactions.md", "python")
+    with Broker() as broker:
+        output = run(
+            [sys.executable, "-c", first.replace(DEFAULT_BOOTSTRAP, broker.bootstrap)], tmp_path, broker.bootstrap
+        )
+        assert output.splitlines() == ["aborted: the amount is too large", "b'42 EUR'", "b'17 EUR'"]
+        run([sys.executable, "-c", confluent.replace(DEFAULT_BOOTSTRAP, broker.bootstrap)], tmp_path, broker.bootstrap)
+        committed = ["--exit", "--isolation-level", "read_committed"]
+        output = run([sys.executable, "-m", "moldau", "consume", "invoices", *committed], tmp_path, broker.bootstrap)
+        assert output.splitlines() == ["42 EUR", "17 EUR", "99 EUR"]
+
+
 def test_the_example_of_one_broker_runs(tmp_path: Path) -> None:
     bootstrap = f"127.0.0.1:{free_ports(1)}"
     output = run_shell(blocks("docs/node.md", "sh")[0], tmp_path, bootstrap, MOLDAU_LISTEN=bootstrap)
