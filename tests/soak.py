@@ -149,10 +149,21 @@ PROOFS_ALL = [
     ),
     Proof(
         "chaos",
-        "1,000 seconds of every kind of fault on real processes in network namespaces, with real clients: no anomaly.",
+        "1,000 seconds of every kind of fault on real processes in network namespaces, with real clients, some of "
+        "which use transactions: no record is lost, duplicated or out of order, no transaction is torn, and readers "
+        "with read_committed get every committed record once and no other.",
         ("-m", "tests.chaos", "--seconds", "1000"),
         keeps_all_output=True,
         sample="none: needs root",
+    ),
+    Proof(
+        "exactly-once",
+        "Kafka Streams with exactly_once_v2, Kafka Connect's exactly-once source, and copies of a topic with Java (TV2 "
+        "and TV1), librdkafka and Moldau's client, on three and five real nodes: the application and nodes are killed "
+        "with SIGKILL 20 times each, and the committed output has every record exactly once.",
+        ("-m", "pytest", "tests/interop/applications/test_exactly_once.py", "tests/cluster/test_exactly_once_kills.py"),
+        {"MOLDAU_APPLICATION_KILLS": "20", "MOLDAU_EXACTLY_ONCE_KILLS": "20"},
+        sample="6 kills; 3 kills of each application in `make interop`",
     ),
     Proof(
         "replay",

@@ -1,7 +1,8 @@
 """Consumers of a run: one with assigned partitions, whose polls are recorded, and group members that commit."""
 
 import threading
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
@@ -13,11 +14,22 @@ POLL_S = 0.1
 COMMITTED_TIMEOUT_S = 5.0
 
 
+class PollRecorder(Protocol):
+    def poll(self, consumer: str, partition: Partition, records: Sequence[tuple[int, bytes]], /) -> None: ...
+
+    def fail(self, text: str) -> None: ...
+
+
 def read_assigned(
-    bootstrap: str, name: str, recorder: HistoryRecorder, partitions: list[Partition], stop: threading.Event
+    bootstrap: str,
+    name: str,
+    recorder: PollRecorder,
+    partitions: list[Partition],
+    stop: threading.Event,
+    isolation_level: str = "read_committed",
 ) -> None:
     """Reads all partitions from offset 0."""
-    consumer = Consumer(_settings(bootstrap, name))
+    consumer = Consumer({**_settings(bootstrap, name), "isolation.level": isolation_level})
     consumer.assign([TopicPartition(topic, index, 0) for topic, index in partitions])
     while not stop.is_set():
         found: dict[Partition, list[tuple[int, bytes]]] = {}
@@ -97,7 +109,7 @@ def _position(message: Message) -> tuple[Partition, int]:
     return (topic, index), offset
 
 
-def _is_record(name: str, message: Message, recorder: HistoryRecorder) -> bool:
+def _is_record(name: str, message: Message, recorder: PollRecorder) -> bool:
     error = message.error()
     if error is not None and error.code() in (
         KafkaError.OFFSET_OUT_OF_RANGE,

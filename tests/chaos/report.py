@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from chaos.recorder import HistoryRecorder
+from chaos.transaction_recorder import TransactionRecorder
+from moldau.testing.simulation.checkers.history_transactions import TransactionOutcome
 
 ANOMALIES_SHOWN_MAX = 50
 
@@ -28,6 +30,7 @@ class FaultStats:
 def render_report(
     stats: FaultStats,
     recorder: HistoryRecorder,
+    transactions: TransactionRecorder,
     notes: Sequence[str],
     packets: Mapping[str, int],
     anomalies: Sequence[str],
@@ -49,6 +52,8 @@ def render_report(
         f"faults injected: {stats.counts.total()} in {stats.seconds:.0f} s",
         f"operations acknowledged: {acknowledged} of {len(sends)} writes",
         f"records read: {read}, and {delivered} delivered to a group",
+        f"transactions: {', '.join(f'{transactions.count(each)} {each.value}' for each in TransactionOutcome)}",
+        f"records read with read_committed: {transactions.read_count()}",
         f"longest pause of writes: {max(stats.pause_s.values(), default=0.0):.1f} s",
         f"anomalies: {len(anomalies)}",
         *(f"  {problem}" for problem in anomalies[:ANOMALIES_SHOWN_MAX]),

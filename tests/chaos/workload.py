@@ -1,7 +1,8 @@
 """Clients that run during the faults and record what they do: confluent-kafka and aiokafka producers, an assigned
-consumer and a group."""
+consumer and a group on one topic, transactional producers and their readers on another."""
 
 import asyncio
+import functools
 import itertools
 import logging
 import threading
@@ -15,6 +16,8 @@ from confluent_kafka import KafkaError, Message, Producer
 
 from chaos.consumers import read_assigned, read_in_group
 from chaos.recorder import HistoryRecorder
+from chaos.transaction_recorder import TransactionRecorder
+from chaos.transactions import TransactionWorkload, produce_with_confluent, produce_with_moldau, read_with_moldau
 from moldau.testing.simulation.checkers.history import Partition, SendOperation
 
 # Errors are expected here, so do not log them.
@@ -27,12 +30,29 @@ DELIVERY_TIMEOUT_MS = 600_000
 STOP_TIMEOUT_S = 10.0
 
 
+TRANSACTIONAL_PRODUCERS = ("tv1-0", "tv1-1", "tv2-0", "tv2-1")
+COMMITTED_READERS = ("committed-confluent", "committed-moldau")
+UNCOMMITTED_READERS = ("uncommitted",)
+
+
 class Workload:
-    def __init__(self, bootstrap: str, partitions: Sequence[Partition], recorder: HistoryRecorder) -> None:
+    def __init__(
+        self,
+        bootstrap: str,
+        partitions: Sequence[Partition],
+        recorder: HistoryRecorder,
+        transaction_partitions: Sequence[Partition],
+        transaction_recorder: TransactionRecorder,
+    ) -> None:
         self._bootstrap = bootstrap
         self._partitions = list(partitions)
         self._recorder = recorder
+        self._transaction_partitions = list(transaction_partitions)
+        self._transaction_recorder = transaction_recorder
         self._stop_sending = threading.Event()
+        self._transactions = TransactionWorkload(
+            bootstrap, self._transaction_partitions, transaction_recorder, self._stop_sending
+        )
         self._stop_reading = threading.Event()
         self._deadline = float("inf")
         self._senders: list[threading.Thread] = []
@@ -45,10 +65,34 @@ class Workload:
         self._readers.append(self._thread(self._reader(read_assigned), "reader-0"))
         for number in range(2):
             self._readers.append(self._thread(self._reader(read_in_group), f"member-{number}"))
+        self._start_transactions()
+
+    def _start_transactions(self) -> None:
+        for name in TRANSACTIONAL_PRODUCERS:
+            produce = produce_with_confluent if name.startswith("tv1") else produce_with_moldau
+            self._senders.append(self._thread(functools.partial(produce, self._transactions), name))
+        for name in (*COMMITTED_READERS, *UNCOMMITTED_READERS):
+            read = self._read_with_moldau if name == "committed-moldau" else self._read_with_confluent
+            self._readers.append(self._thread(read, name))
+
+    def _read_with_moldau(self, name: str) -> None:
+        read_with_moldau(
+            self._bootstrap, name, self._transaction_recorder, self._transaction_partitions, self._stop_reading
+        )
+
+    def _read_with_confluent(self, name: str) -> None:
+        read_assigned(
+            self._bootstrap,
+            name,
+            self._transaction_recorder,
+            self._transaction_partitions,
+            self._stop_reading,
+            isolation_level="read_uncommitted" if name in UNCOMMITTED_READERS else "read_committed",
+        )
 
     def stop_sending(self, timeout_s: float) -> None:
         """Returns when all records have a result, or when the timeout shows that some never will."""
-        self._deadline = time.monotonic() + timeout_s
+        self._deadline = self._transactions.deadline = time.monotonic() + timeout_s
         self._stop_sending.set()
         self._join(self._senders, timeout_s + STOP_TIMEOUT_S)
 

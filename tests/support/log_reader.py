@@ -1,14 +1,17 @@
 """Reads topics to their end."""
 
 import asyncio
+from typing import Literal
 
 from moldau.client.consumer.consumer import Consumer
 from moldau.client.net.cluster import Cluster
 from moldau.client.record import ConsumerRecord, TopicPartition
 
+IsolationLevel = Literal["read_uncommitted", "read_committed"]
+
 
 def all_records(
-    bootstrap: str, topic: str, timeout_s: float | None = None, isolation_level: str = "read_uncommitted"
+    bootstrap: str, topic: str, timeout_s: float | None = None, isolation_level: IsolationLevel = "read_uncommitted"
 ) -> list[ConsumerRecord]:
     """Returns all records by partition and offset; none if the topic does not exist."""
     return asyncio.run(asyncio.wait_for(_all_records(bootstrap, topic, isolation_level), timeout_s))
@@ -32,7 +35,7 @@ async def _committed_records(bootstrap: str, topic: str) -> list[ConsumerRecord]
     return await _all_records(bootstrap, topic, "read_committed")
 
 
-async def _all_records(bootstrap: str, topic: str, isolation_level: str) -> list[ConsumerRecord]:
+async def _all_records(bootstrap: str, topic: str, isolation_level: IsolationLevel) -> list[ConsumerRecord]:
     async with Cluster(bootstrap) as cluster, Consumer(cluster=cluster, isolation_level=isolation_level) as consumer:
         await cluster.refresh([topic])
         if topic not in cluster.topics:

@@ -92,8 +92,9 @@ class ClusterUnderTest:
 
     def restore(self) -> None:
         """Restarts the nodes that a test killed; those that are dead from the start stay dead."""
-        while self._killed:
-            self._nodes.start(self._killed.pop())
+        for node_id in sorted(self._killed):
+            self._nodes.start(node_id)
+            self._killed.remove(node_id)
         self.wait_in_sync()
 
 
