@@ -1,5 +1,6 @@
 """Spark writes to topics in batches and streams: the resulting log, and errors."""
 
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from moldau.client.producer.partitioner import partition_of_key
 from moldau.spark.errors import find_user_message
 from moldau.testing import Broker
-from support.log_reader import all_records
+from support.log_reader import all_records, committed_records
 from support.log_writer import LogWriter
 
 pytestmark = pytest.mark.spark
@@ -135,7 +136,7 @@ def test_rows_without_a_key_are_spread_over_the_partitions(
         (["'v' AS value", "IF(id = 1, NULL, 'a') AS topic"], {"topic": ""}, "'' is not a topic name"),
         (["'v' AS value"], {"acks": "5"}, "kafka.acks must be one of all"),
         (["'v' AS value"], {"ackz": "5"}, "given as kafka.ackz; did you mean kafka.acks?"),
-        (["'v' AS value"], {"transactional_id": "5"}, "kafka.transactional.id cannot be set: transactions are not"),
+        (["'v' AS value"], {"transactional_id": "5"}, "kafka.transactional.id cannot be set: the sink"),
         (["'v' AS value", "CAST(3 AS INT) AS partition"], {}, "is 3, but 'T' has the partitions 0 to 0: correct"),
         (["repeat('x', 2000000) AS value", "'big' AS key"], {}, "a row with the key 'big' becomes a record of 2000024"),
         (["'v' AS value"], {"topic": "missing", "max_block_ms": "200"}, "the topic 'missing' does not exist, and the"),
@@ -177,12 +178,12 @@ def test_an_unreachable_broker_is_reported_in_one_sentence(spark: SparkSession) 
 # Streams
 
 
-def stream(spark: SparkSession, broker: Broker, source: str, target: str, checkpoint: Path) -> Any:
+def stream(spark: SparkSession, broker: Broker, source: str, target: str, checkpoint: Path, **options: str) -> Any:
     """Reads the available records in batches of at most four, and ends."""
     read = spark.readStream.format("moldau").option("kafka.bootstrap.servers", broker.bootstrap)
     frame = read.options(subscribe=source, startingOffsets="earliest", maxOffsetsPerTrigger="4").load()
     write = frame.select("key", "value").writeStream.format("moldau")
-    write.options(**{"kafka.bootstrap.servers": broker.bootstrap, "topic": target})
+    write.options(**{"kafka.bootstrap.servers": broker.bootstrap, "topic": target, **options})
     query = write.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
     query.awaitTermination()
     return query
@@ -196,20 +197,50 @@ def forget_last_commit(checkpoint: Path) -> int:
     return last
 
 
-def test_a_stream_writes_every_micro_batch_and_a_replayed_one_again(
-    spark: SparkSession, broker: Broker, written: LogWriter, tmp_path: Path
-) -> None:
+def replay(spark: SparkSession, broker: Broker, written: LogWriter, checkpoint: Path, **options: str) -> str:
+    """Runs a stream whose last batch is replayed. Returns the target topic."""
     source, target = written.create(), written.create(partitions=2)
     written.send(source, range(10))
-    stream(spark, broker, source, target, tmp_path / "checkpoint")
-    values = [int(each.value or b"") for each in all_records(broker.bootstrap, target)]
+    stream(spark, broker, source, target, checkpoint, **options)
+    values = [int(each.value or b"") for each in committed_records(broker.bootstrap, target)]
     assert sorted(values) == list(range(10))
 
-    assert forget_last_commit(tmp_path / "checkpoint") == 2
+    assert forget_last_commit(checkpoint) == 2
     written.send(source, range(10, 12))
-    stream(spark, broker, source, target, tmp_path / "checkpoint")
+    stream(spark, broker, source, target, checkpoint, **options)
+    return target
+
+
+def test_a_stream_writes_every_row_once_although_a_batch_is_replayed(
+    spark: SparkSession, broker: Broker, written: LogWriter, tmp_path: Path
+) -> None:
+    target = replay(spark, broker, written, tmp_path / "checkpoint")
+    values = [int(each.value or b"") for each in committed_records(broker.bootstrap, target)]
+    assert sorted(values) == list(range(12))
+    assert len(all_records(broker.bootstrap, target)) == 12
+
+
+def test_a_stream_with_at_least_once_writes_a_replayed_batch_again(
+    spark: SparkSession, broker: Broker, written: LogWriter, tmp_path: Path
+) -> None:
+    target = replay(spark, broker, written, tmp_path / "checkpoint", delivery="at-least-once")
     counts = Counter(int(each.value or b"") for each in all_records(broker.bootstrap, target))
     assert counts == {**dict.fromkeys(range(8), 1), 8: 2, 9: 2, 10: 1, 11: 1}
+
+
+def test_a_stream_from_an_older_checkpoint_fails_instead_of_skipping_rows(
+    spark: SparkSession, broker: Broker, written: LogWriter, tmp_path: Path
+) -> None:
+    source, target = written.create(), written.create()
+    written.send(source, range(4))
+    stream(spark, broker, source, target, tmp_path / "checkpoint")
+    shutil.copytree(tmp_path / "checkpoint", tmp_path / "copy")
+    written.send(source, range(4, 12))
+    stream(spark, broker, source, target, tmp_path / "checkpoint")
+    found = failure(lambda: stream(spark, broker, source, target, tmp_path / "copy"))
+    assert "is older than the last committed batch 2" in found
+    assert "the checkpoint is an older copy. Use the latest checkpoint, or a new one" in found
+    assert len(all_records(broker.bootstrap, target)) == 12
 
 
 def test_a_stream_that_would_overwrite_is_refused(

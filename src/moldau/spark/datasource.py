@@ -54,18 +54,18 @@ class MoldauDataSource(DataSource):
             return FailingStreamReader(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> "TopicWriter":
-        return self._topic_writer(schema, overwrite, ".mode('append')")
+        return self._topic_writer(schema, overwrite, ".mode('append')", is_stream=False)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> "TopicWriter":
-        return self._topic_writer(schema, overwrite, ".outputMode('append') or 'update'")
+        return self._topic_writer(schema, overwrite, ".outputMode('append') or 'update'", is_stream=True)
 
-    def _topic_writer(self, schema: StructType, overwrite: bool, supported: str) -> "TopicWriter":
+    def _topic_writer(self, schema: StructType, overwrite: bool, supported: str, *, is_stream: bool) -> "TopicWriter":
         from moldau.spark.sink.writers import TopicWriter
 
         with self._user_facing_errors():
             if overwrite:
                 raise OptionError(f"records are appended to a topic and never overwritten: use {supported}")
-            return TopicWriter(self.options, schema)
+            return TopicWriter(self.options, schema, is_stream=is_stream)
 
     def _user_facing_errors(self) -> AbstractContextManager[None]:
         return user_facing_errors(self.options.get("kafka.bootstrap.servers", "?"))

@@ -5,12 +5,13 @@ import time
 from pathlib import Path
 
 import pyarrow as pa
-from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from kills.history import Attempt, Copy, OffsetLog, Place
 from support.topics import QUIET
 
 READ_TIMEOUT_S = 60.0
+READ_UNCOMMITTED, READ_COMMITTED = "read_uncommitted", "read_committed"
 
 
 def _batches(log: Path) -> list[int]:
@@ -34,27 +35,46 @@ def offset_log(checkpoint: Path, topic: str) -> OffsetLog:
     return OffsetLog([{int(partition): offset for partition, offset in end[topic].items()} for end in ends])
 
 
-def messages(bootstrap: str, topic: str) -> dict[Place, Message]:
-    """Returns all records of a topic, by partition and offset."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "evidence", "enable.auto.commit": False, **QUIET})
+def messages(bootstrap: str, topic: str, isolation: str = READ_UNCOMMITTED) -> dict[Place, Message]:
+    """Returns the records of a topic, by partition and offset, when no transaction is open."""
+    deadline = time.monotonic() + READ_TIMEOUT_S
+    while (stable := _ends(bootstrap, topic, READ_COMMITTED)) != (ends := _ends(bootstrap, topic, READ_UNCOMMITTED)):
+        assert time.monotonic() < deadline, f"transactions of {topic} are open: {stable} of {ends}"
+        time.sleep(0.1)
+    consumer = _consumer(bootstrap, isolation)
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in ends])
+    found: dict[Place, Message] = {}
+    at_end: set[int] = set()
+    while len(at_end) < len(ends):
+        assert time.monotonic() < deadline, f"{len(found)} records of {topic} came, but not the end of all of {ends}"
+        for message in consumer.consume(10_000, timeout=0.1):
+            partition, offset = message.partition(), message.offset()
+            assert partition is not None
+            assert offset is not None
+            error = message.error()
+            if error is not None:
+                assert error.code() == KafkaError._PARTITION_EOF, error
+                at_end.add(partition)
+                continue
+            found[partition, offset] = message
+    consumer.close()
+    return found
+
+
+def _ends(bootstrap: str, topic: str, isolation: str) -> dict[int, int]:
+    consumer = _consumer(bootstrap, isolation)
     partitions = consumer.list_topics(topic, timeout=READ_TIMEOUT_S).topics[topic].partitions
     ends = {
         partition: consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=READ_TIMEOUT_S)[1]
         for partition in partitions
     }
-    consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
-    found: dict[Place, Message] = {}
-    deadline = time.monotonic() + READ_TIMEOUT_S
-    while len(found) < sum(ends.values()):
-        assert time.monotonic() < deadline, f"{len(found)} of {sum(ends.values())} records of {topic} came"
-        for message in consumer.consume(10_000, timeout=0.1):
-            assert message.error() is None, message.error()
-            partition, offset = message.partition(), message.offset()
-            assert partition is not None
-            assert offset is not None
-            found[partition, offset] = message
     consumer.close()
-    return found
+    return ends
+
+
+def _consumer(bootstrap: str, isolation: str) -> Consumer:
+    settings = {"group.id": "evidence", "enable.auto.commit": False, "enable.partition.eof": True, **QUIET}
+    return Consumer({"bootstrap.servers": bootstrap, "isolation.level": isolation, **settings})
 
 
 def copy_of(message: Message) -> Copy:

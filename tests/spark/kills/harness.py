@@ -21,7 +21,7 @@ import pyarrow.feather
 from confluent_kafka import KafkaError, Message, Producer
 from deltalake import DeltaTable
 
-from kills.evidence import copy_of, messages, number_of, offset_log, rows_of, unfinished
+from kills.evidence import READ_COMMITTED, copy_of, messages, number_of, offset_log, rows_of, unfinished
 from kills.history import Copy, Numbers, OffsetLog, Place, Replays
 from kills.queries import DELTA, FINISH, PARQUET, QUERIES, Job
 from support.broker_process import BrokerProcess, clean_environment
@@ -73,6 +73,9 @@ class KillsOutcome:
     acknowledged: Numbers
     input: Numbers
     copies: list[Copy]
+    """All rows in the topic, also those of aborted transactions."""
+    committed: list[tuple[Place, int]]
+    """The rows that readers with read_committed see in the topic."""
     tables: Mapping[str, list[tuple[Place, int]]]
     logs: Mapping[str, OffsetLog]
     replays: Mapping[str, Replays]
@@ -263,6 +266,10 @@ class Kills:
             self.produced.acknowledged,
             read,
             [copy_of(message) for message in messages(bootstrap, self.write).values()],
+            [
+                (copy.place, copy.number)
+                for copy in map(copy_of, messages(bootstrap, self.write, READ_COMMITTED).values())
+            ],
             {
                 PARQUET: rows_of(pyarrow.feather.read_table(str(job.parquet_rows))),
                 DELTA: rows_of(DeltaTable(str(job.table(DELTA))).to_pyarrow_table()),

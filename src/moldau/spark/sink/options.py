@@ -14,7 +14,10 @@ from moldau.spark.errors import OptionError
 from moldau.spark.options import PREFIX, OptionReader, kafka_settings, known_options
 from moldau.spark.source.options import STRATEGIES, parse_connection
 
-NAMES = ("topic", "includeHeaders")
+EXACTLY_ONCE, AT_LEAST_ONCE = DELIVERIES = ("exactly-once", "at-least-once")
+NAMES = ("topic", "includeHeaders", "delivery", "appId", "batchId")
+TRANSACTION_TIMEOUT_MS = 900_000
+"""The longest timeout that brokers allow by default, because all tasks of a batch must end within it."""
 SPARK_OPTIONS = ("checkpointlocation", "queryname")
 """Options that Spark itself adds."""
 
@@ -36,7 +39,7 @@ _MISPLACED_OPTIONS = {
     for name in STRATEGIES
 }
 _REFUSED_SETTINGS = {
-    "transactional.id": "transactions are not supported; delivery is at least once, so leave it out",
+    "transactional.id": "the sink chooses transactional ids; for transactions use the option delivery=exactly-once",
     "key.serializer": "keys are bytes or strings; cast or encode the column `key` in the query",
     "value.serializer": "values are bytes or strings; cast or encode the column `value` in the query",
     "interceptor.classes": "no Java producer is used",
@@ -53,13 +56,20 @@ class TopicSinkOptions:
     topic: str | None = None
     """The topic of all rows, which overrides the column `topic`; None to use the column."""
     includes_headers: bool = True
+    is_stream: bool = False
+    is_exactly_once: bool = False
+    transaction_timeout_ms: int = TRANSACTION_TIMEOUT_MS
+    app_id: str | None = None
+    """Identifies the writer of numbered batches; None for the id of the streaming query."""
+    batch_id: int | None = None
+    """The number of a batch write in foreachBatch; None for streams, whose batches Spark numbers."""
 
     @property
     def bootstrap(self) -> str:
         return str(self.connection["bootstrap"])
 
 
-def parse_topic_options(options: Mapping[str, str]) -> TopicSinkOptions:
+def parse_topic_options(options: Mapping[str, str], *, is_stream: bool = False) -> TopicSinkOptions:
     """Returns the parsed options. Raises OptionError with the option's name and the values that it accepts."""
     own = known_options(
         options,
@@ -74,12 +84,39 @@ def parse_topic_options(options: Mapping[str, str]) -> TopicSinkOptions:
     topic = own.text("topic", "") if "topic" in own else None
     if topic is not None and (problem := topic_name_problem(topic)):
         raise OptionError(f"the option topic: {problem}")
+    batch_id = own.optional_integer("batchId", 0)
+    if batch_id is not None and is_stream:
+        raise OptionError("batchId is for batch writes in foreachBatch: Spark numbers the batches of a stream")
+    default = EXACTLY_ONCE if is_stream or batch_id is not None else AT_LEAST_ONCE
+    is_exactly_once = own.choice("delivery", DELIVERIES, default) == EXACTLY_ONCE
+    producer = _producer(kafka)
+    if is_exactly_once and not producer["idempotent"]:
+        raise OptionError(
+            "delivery=exactly-once, the default of streams, needs an idempotent producer: leave out kafka.acks, "
+            "kafka.enable.idempotence and kafka.max.in.flight.requests.per.connection, or set delivery=at-least-once"
+        )
     return TopicSinkOptions(
         connection=parse_connection(options),
-        producer=_producer(kafka),
+        producer=producer,
         topic=topic,
         includes_headers=own.boolean("includeHeaders", True),
+        is_stream=is_stream,
+        is_exactly_once=is_exactly_once,
+        transaction_timeout_ms=kafka.integer("transaction.timeout.ms", 1, TRANSACTION_TIMEOUT_MS),
+        app_id=_app_id(own, is_stream=is_stream, has_batch_id=batch_id is not None),
+        batch_id=batch_id,
     )
+
+
+def _app_id(own: OptionReader, *, is_stream: bool, has_batch_id: bool) -> str | None:
+    if "appId" not in own:
+        return None
+    if not is_stream and not has_batch_id:
+        raise OptionError("appId needs batchId in a batch write: set both, or neither")
+    app_id = own.text("appId", "")
+    if not re.fullmatch(r"[^/]{1,200}", app_id):
+        raise OptionError(f"appId must be 1 to 200 characters without a slash, not {app_id!r}")
+    return app_id
 
 
 def topic_name_problem(name: str) -> str | None:

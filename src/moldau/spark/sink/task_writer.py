@@ -8,7 +8,7 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -20,6 +20,7 @@ from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.net.cluster import Cluster
 from moldau.client.net.metadata import NO_LEADER
 from moldau.client.producer.producer import Producer
+from moldau.client.producer.transaction_group import MemberProducer
 from moldau.columnar.encode import to_sections
 from moldau.records.batch import HEADER_SIZE
 from moldau.records.batch_builder import Section
@@ -35,31 +36,43 @@ MERGED_BATCH_BYTES_MIN = 4 * 1024 * 1024
 
 def write_rows(batches: Iterator[pa.RecordBatch], options: TopicSinkOptions, columns: SinkColumns) -> None:
     """Writes all rows and waits for the acknowledgements."""
-    sender = SectionSender(event_loop_thread(), options)
+    loop_thread = event_loop_thread()
+    send_rows(merge_rows(batches), options, columns, SectionSender(loop_thread, options))
+
+
+def merge_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Merges Arrow batches to tables that are large enough to be encoded. Every table has rows."""
+    return merge_batches(batches, MERGED_BATCH_BYTES_MIN)
+
+
+def send_rows(
+    tables: Iterable[pa.Table], options: TopicSinkOptions, columns: SinkColumns, sender: "SectionSender"
+) -> None:
+    """Sends all rows and waits for the acknowledgements. Aborts the sender if that fails."""
     try:
-        _send(batches, options, columns, sender)
+        for topic, partition, section in encode_rows(tables, options, columns, sender.targets):
+            sender.send(topic, partition, section)
         sender.flush()
     except BaseException:
         sender.abort()
         raise
 
 
-def _send(
-    batches: Iterator[pa.RecordBatch], options: TopicSinkOptions, columns: SinkColumns, sender: "SectionSender"
-) -> None:
+def encode_rows(
+    tables: Iterable[pa.Table], options: TopicSinkOptions, columns: SinkColumns, targets: "TopicTargets"
+) -> Iterator[tuple[str, int, Section]]:
+    """Yields sections with their topic and partition."""
     request_bytes_max = options.producer["max_request_size"] - HEADER_SIZE
     batch_bytes = min(options.producer["batch_size"] - HEADER_SIZE, request_bytes_max)
     compression = CODECS_BY_NAME[options.producer["compression"]]
     partitioner = RowPartitioner(random.randrange(2**31))
-    for table in merge_batches(batches, MERGED_BATCH_BYTES_MIN):
+    for table in tables:
         for topic, topic_table in split_by_topic(table, columns, options.topic):
             rows = record_columns(topic_table, columns, time.time_ns() // 1_000_000)
             check_sizes(rows, topic, request_bytes_max)
-            topic_target = sender.topic_target(topic)
-            bytes_max = max(1, min(batch_bytes, topic_target.batch_bytes_max - HEADER_SIZE))
-            partitions = partitioner.partitions(
-                rows, topic, topic_target.partition_count, topic_target.available, bytes_max
-            )
+            target = targets.get(topic)
+            bytes_max = max(1, min(batch_bytes, target.batch_bytes_max - HEADER_SIZE))
+            partitions = partitioner.partitions(rows, topic, target.partition_count, target.available, bytes_max)
             for partition, section in to_sections(
                 partitions,
                 key=rows.key,
@@ -69,7 +82,7 @@ def _send(
                 batch_bytes_max=bytes_max,
                 compression=compression,
             ):
-                sender.send(topic, partition, section)
+                yield topic, partition, section
 
 
 TOPIC_WAIT_MS = 15_000
@@ -77,6 +90,9 @@ TOPIC_WAIT_MS = 15_000
 
 CONFIGS_WAIT_MS = 5000
 """How long to wait for the topic's max.message.bytes."""
+
+ABORT_WAIT_MS = 5000
+"""How long a failed task waits for the end of its transaction. Otherwise the coordinator ends it later."""
 
 SECTIONS_MAX = 1000
 """The maximum number of sections (encoded batches) in flight."""
@@ -91,18 +107,53 @@ class TopicTarget:
     """The topic's max.message.bytes, or the largest 32-bit number if the brokers do not return the value."""
 
 
-class SectionSender:
-    """Sender of one task's sections (encoded batches). All calls come from one thread."""
+class TopicTargets:
+    """The metadata of the topics that a task writes to."""
 
     def __init__(self, event_loop_thread: EventLoopThread, options: TopicSinkOptions) -> None:
         self._loop_thread = event_loop_thread
         self._options = options
+        self._targets: dict[str, TopicTarget] = {}
+
+    def get(self, topic: str) -> TopicTarget:
+        """Returns the topic's metadata. Fetches it once per task, so that all rows have the same partition count."""
+        if topic not in self._targets:
+            self._targets[topic] = self._loop_thread.run(self._fetch(topic))
+        return self._targets[topic]
+
+    async def _fetch(self, topic: str) -> TopicTarget:
+        cluster = await self._loop_thread.cluster(self._options.connection)
+        wait_ms = min(TOPIC_WAIT_MS, int(self._options.producer.get("max_block_ms", TOPIC_WAIT_MS)))
+        try:
+            if topic in cluster.topics:
+                await cluster.refresh([topic], timeout_ms=wait_ms)
+            await cluster.wait_for_topics([topic], timeout_ms=wait_ms, create=True)
+        except KafkaError as error:
+            raise user_error(error, topic, self._options) from error
+        partitions = cluster.topics[topic].partitions
+        available = tuple(each.index for each in partitions if each.leader != NO_LEADER)
+        return TopicTarget(len(partitions), available, await _batch_bytes_max(cluster, topic))
+
+
+class SectionSender:
+    """Sender of one task's sections (encoded batches). All calls come from one thread."""
+
+    def __init__(
+        self, event_loop_thread: EventLoopThread, options: TopicSinkOptions, member: MemberProducer | None = None
+    ) -> None:
+        """Without `member`, the sections are sent with a producer that other tasks of the process use, too."""
+        self._loop_thread = event_loop_thread
+        self._options = options
+        self.targets = TopicTargets(event_loop_thread, options)
         self._producer_key = (settings_key(options.connection), settings_key(options.producer))
         self._in_flight: deque[tuple[int, Future[None]]] = deque()
         self._in_flight_bytes = 0
         self._bytes_max = int(options.producer["buffer_memory"])
-        self._targets: dict[str, TopicTarget] = {}
         self._send_lock = asyncio.Lock()
+        self._member = member
+        if member is not None:
+            self._producer = member.producer
+            return
         try:
             self._producer = event_loop_thread.run(self._open())
         except KafkaError as error:
@@ -119,26 +170,6 @@ class SectionSender:
             await producer.start()
             self._loop_thread.producers[self._producer_key] = producer
         return producer
-
-    def topic_target(self, topic: str) -> TopicTarget:
-        """Returns the topic's metadata. Fetches it once per task, so that all rows have the same partition count."""
-        if topic not in self._targets:
-            self._targets[topic] = self._loop_thread.run(self._fetch_target(topic))
-        return self._targets[topic]
-
-    async def _fetch_target(self, topic: str) -> TopicTarget:
-        cluster = await self._loop_thread.cluster(self._options.connection)
-        wait_ms = min(TOPIC_WAIT_MS, int(self._options.producer.get("max_block_ms", TOPIC_WAIT_MS)))
-        try:
-            if topic in cluster.topics:
-                await cluster.refresh([topic], timeout_ms=wait_ms)
-            await cluster.wait_for_topics([topic], timeout_ms=wait_ms, create=True)
-            count = await self._producer.partition_count(topic)
-        except KafkaError as error:
-            raise _user_error(error, topic, self._options) from error
-        partitions = cluster.topics[topic].partitions
-        available = tuple(each.index for each in partitions if each.leader != NO_LEADER)
-        return TopicTarget(count, available, await _batch_bytes_max(cluster, topic))
 
     def send(self, topic: str, partition: int, section: Section) -> None:
         """Queues a section. Waits while too many sections are in flight. Raises the error of an earlier section."""
@@ -159,10 +190,13 @@ class SectionSender:
             self._wait_for_oldest()
 
     def abort(self) -> None:
-        """Discards the sections that have not been sent, after a failure."""
+        """Discards the sections that have not been sent, after a failure. Aborts the transaction of a member."""
         for _, each in self._in_flight:
             each.cancel()
         self._in_flight.clear()
+        if self._member is not None:
+            self._loop_thread.run(self._member.abort(timeout_ms=ABORT_WAIT_MS))
+            return
         self._loop_thread.producers.pop(self._producer_key, None)
         self._loop_thread.run(self._producer.abort())
 
@@ -179,7 +213,7 @@ class SectionSender:
                 delivered = await self._producer.send_section(topic, partition, section)
             await delivered
         except KafkaError as error:
-            raise _user_error(error, topic, self._options, partition) from error
+            raise user_error(error, topic, self._options, partition) from error
 
 
 async def _batch_bytes_max(cluster: Cluster, topic: str) -> int:
@@ -192,7 +226,7 @@ async def _batch_bytes_max(cluster: Cluster, topic: str) -> int:
     return int(limit.value)
 
 
-def _user_error(
+def user_error(
     error: KafkaError, topic: str, options: TopicSinkOptions, partition: int | None = None
 ) -> SparkSourceError:
     where = repr(topic) if partition is None else f"partition {partition} of {topic!r}"

@@ -87,9 +87,8 @@ def test_other_columns_are_ignored_and_listed() -> None:
 def test_ignored_columns_are_logged_once_per_query(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rows = TopicWriter(
-        {"kafka.bootstrap.servers": "localhost:1", "topic": "t"}, struct(id=BIGINT, value=STRING, price=INT)
-    )
+    options = {"kafka.bootstrap.servers": "localhost:1", "topic": "t", "delivery": "at-least-once"}
+    rows = TopicWriter(options, struct(id=BIGINT, value=STRING, price=INT), is_stream=True)
     monkeypatch.setattr(task_writer, "write_rows", lambda *_: {})
     for batch_id, partition_id, attempt in itertools.product((0, 1), repeat=3):
         context = Mock(TaskContext)

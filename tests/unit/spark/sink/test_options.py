@@ -75,7 +75,7 @@ def test_options_of_spark_and_consumer_settings_are_accepted() -> None:
         ({"kafka.compression.type": "brotli"}, r"one of none, gzip, snappy, lz4, zstd, not 'brotli'"),
         ({"kafka.batch.size": "many"}, r"kafka\.batch\.size must be an integer, 0 or more, not 'many'"),
         ({"kafka.enable.idempotence": "x"}, r"kafka\.enable\.idempotence must be true or false, not 'x'"),
-        ({"kafka.transactional.id": "x"}, r"transactional\.id cannot be set: transactions are not supported"),
+        ({"kafka.transactional.id": "x"}, r"transactional\.id cannot be set: the sink chooses transactional ids"),
         ({"kafka.value.serializer": "x"}, r"value\.serializer cannot be set: .*cast or encode the column"),
         ({"kafka.partitioner.class": "x"}, r"partitioner\.class cannot be set: .*add a column `partition`"),
     ],
@@ -88,3 +88,33 @@ def test_invalid_options_are_named_with_what_is_allowed(given: dict[str, str], m
 def test_brokers_must_be_named() -> None:
     with pytest.raises(OptionError, match=r"kafka\.bootstrap\.servers is missing"):
         parse_topic_options({"topic": "t"})
+
+
+def test_streams_and_numbered_batches_are_exactly_once_by_default() -> None:
+    assert parse_topic_options(BOOTSTRAP, is_stream=True).is_exactly_once
+    assert not parse_topic_options(BOOTSTRAP).is_exactly_once
+    assert parse_topic_options({**BOOTSTRAP, "batchId": "7", "appId": "a"}).is_exactly_once
+    assert parse_topic_options({**BOOTSTRAP, "delivery": "exactly-once"}).is_exactly_once
+    assert not parse_topic_options({**BOOTSTRAP, "delivery": "at-least-once"}, is_stream=True).is_exactly_once
+
+
+def test_the_transaction_timeout_is_a_setting_of_kafka() -> None:
+    assert parse_topic_options(BOOTSTRAP).transaction_timeout_ms == 900_000
+    assert parse_topic_options({**BOOTSTRAP, "kafka.transaction.timeout.ms": "5"}).transaction_timeout_ms == 5
+
+
+@pytest.mark.parametrize(
+    ("given", "is_stream", "message"),
+    [
+        ({"delivery": "twice"}, True, r"delivery must be exactly-once or at-least-once, not 'twice'"),
+        ({"kafka.acks": "1"}, True, r"delivery=exactly-once, the default of streams, needs an idempotent producer"),
+        ({"kafka.acks": "1", "delivery": "exactly-once"}, False, r"needs an idempotent producer: leave out kafka.acks"),
+        ({"batchId": "1"}, True, r"batchId is for batch writes in foreachBatch"),
+        ({"batchId": "-1"}, False, r"batchId must be an integer, 0 or more"),
+        ({"appId": "a"}, False, r"appId needs batchId in a batch write"),
+        ({"appId": "a/b"}, True, r"appId must be 1 to 200 characters without a slash, not 'a/b'"),
+    ],
+)
+def test_invalid_options_of_the_delivery(given: dict[str, str], is_stream: bool, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        parse_topic_options({**BOOTSTRAP, **given}, is_stream=is_stream)

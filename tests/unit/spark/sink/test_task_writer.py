@@ -176,7 +176,7 @@ def test_a_partition_deleted_during_a_write_is_named(broker: Broker) -> None:
     topic = writer.create(partitions=3)
     given = options(broker, topic=topic, delivery_timeout_ms="500", request_timeout_ms="500")
     sender = SectionSender(event_loop_thread(), given)
-    assert sender.topic_target(topic).partition_count == 3
+    assert sender.targets.get(topic).partition_count == 3
     writer.delete(topic)
     writer.create_named(topic, partitions=1)
     (encoded,) = to_sections(
@@ -208,7 +208,7 @@ def test_a_broker_lost_during_a_write_is_reported_in_one_sentence() -> None:
     with Broker({"t": 1}) as broker:
         given = options(broker, topic="t", delivery_timeout_ms="500", request_timeout_ms="300")
         sender = SectionSender(event_loop_thread(), given)
-        assert sender.topic_target("t").partition_count == 1
+        assert sender.targets.get("t").partition_count == 1
 
     def rows() -> Iterator[pa.RecordBatch]:
         yield batch(value=["never there"])
