@@ -243,6 +243,31 @@ def test_a_stream_from_an_older_checkpoint_fails_instead_of_skipping_rows(
     assert len(all_records(broker.bootstrap, target)) == 12
 
 
+def test_numbered_batches_of_foreach_batch_are_written_once(
+    spark: SparkSession, broker: Broker, written: LogWriter, tmp_path: Path
+) -> None:
+    source, target, other = written.create(), written.create(), written.create()
+    written.send(source, range(6))
+    read = spark.readStream.format("moldau").option("kafka.bootstrap.servers", broker.bootstrap)
+    frame = read.options(subscribe=source, startingOffsets="earliest", maxOffsetsPerTrigger="4").load()
+
+    def write(batch: DataFrame, batch_id: int) -> None:
+        numbered = {"kafka.bootstrap.servers": broker.bootstrap, "batchId": str(batch_id)}
+        for options in ({"topic": target}, {"topic": other, "appId": f"{other}-app"}):
+            batch.select("value").write.format("moldau").mode("append").options(**numbered, **options).save()
+
+    def run() -> None:
+        stream = frame.writeStream.foreachBatch(write).option("checkpointLocation", str(tmp_path))
+        stream.trigger(availableNow=True).start().awaitTermination()
+
+    run()
+    assert forget_last_commit(tmp_path) == 1
+    run()
+    for topic in (target, other):
+        values = [int(each.value or b"") for each in committed_records(broker.bootstrap, topic)]
+        assert sorted(values) == list(range(6))
+
+
 def test_a_stream_that_would_overwrite_is_refused(
     spark: SparkSession, broker: Broker, written: LogWriter, tmp_path: Path
 ) -> None:

@@ -187,7 +187,9 @@ class Driver:
 
 def _environment() -> dict[str, str]:
     here = Path(__file__).parents[1]
-    return {**clean_environment(), "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])}
+    environment = clean_environment()
+    paths = [str(here), str(here.parent), *filter(None, [environment.get("PYTHONPATH")])]
+    return {**environment, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 class Kills:

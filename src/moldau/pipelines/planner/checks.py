@@ -223,7 +223,8 @@ def _type_of(records: DataFrame, sql: str) -> T.DataType:
 
 def _check_sink_options(pipeline: PipelineDefinition, sink: Sink) -> None:
     if sink.kind is SinkKind.TOPIC:
-        parse_topic_options({**connection_options(pipeline), **data_source_options(sink.options), "topic": sink.target})
+        options = {**connection_options(pipeline), **data_source_options(sink.options), "topic": sink.target}
+        parse_topic_options(options, is_stream=True)
     elif sink.kind is SinkKind.DELTA:
         parse_delta_options({**sink.options, "path": sink.target}, is_streaming=True)
 

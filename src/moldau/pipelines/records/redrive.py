@@ -104,7 +104,13 @@ async def _redrive(
         )
     partitions = [TopicPartition(topic, each.index) for each in known.partitions]
     result = RedriveResult()
-    consumer = Consumer(cluster=cluster, group_id=group_id, enable_auto_commit=False, auto_offset_reset="earliest")
+    consumer = Consumer(
+        cluster=cluster,
+        group_id=group_id,
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        isolation_level="read_committed",
+    )
     async with consumer, Producer(cluster=cluster) as producer:
         consumer.assign(partitions)
         ends = await consumer.end_offsets(partitions)
