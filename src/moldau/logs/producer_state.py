@@ -323,6 +323,10 @@ class ProducerStateManager:
                 guard.producer_id, [each for each in self._guards.get(guard.producer_id, ()) if each is not guard]
             )
 
+    def invalidate_all_guards(self) -> None:
+        """The leader has changed. It may come back after a transaction has ended elsewhere."""
+        self._guards.clear()
+
     def _retain_guards(self, producer_id: int, guards: list[VerificationGuard]) -> None:
         if guards:
             self._guards[producer_id] = guards

@@ -165,6 +165,7 @@ class Partition:
             return
         self.follower.state = PartitionFollowerState(image, self.high_watermark)
         self.leader.state = None
+        self.log.producers.invalidate_all_guards()
         self.delayed.fail_all(
             NotLeaderOrFollowerError(f"{self.name} has a new leader", image.leader, image.leader_epoch)
         )

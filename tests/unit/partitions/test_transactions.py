@@ -184,6 +184,18 @@ def test_a_rejected_verification_is_the_error_of_later_batches() -> None:
     run(main())
 
 
+def test_a_verification_does_not_outlast_the_leader() -> None:
+    async def main() -> None:
+        both = await started(1, 2)
+        guard = both[1].begin_verification(PRODUCER, 0, 0, supports_epoch_bump=True)
+        await both.begin(2)
+        await both.begin(1)
+        with pytest.raises(InvalidTransactionStateError):
+            await both[1].append([data(0, [b"a"])], verification=guard)
+
+    run(main())
+
+
 def test_only_leaders_verify_and_append_markers() -> None:
     async def main() -> None:
         both = await started(1, 2)
