@@ -191,13 +191,16 @@ def test_an_aborted_transaction_fences_its_producer_and_frees_consumers(
     asyncio.run(scenario())
 
 
-def test_a_hanging_transaction_is_told_apart_and_aborted(moldau: Moldau, bootstrap: str, topic: str) -> None:
+def test_a_hanging_transaction_is_told_apart_and_aborted(
+    moldau: Moldau, bootstrap: str, topic: str, has_clients: bool
+) -> None:
     """A coordinator that has lost its log does not know the open transaction any more."""
     transactional_id = unique("billing")
     at_offset = ("--topic", topic, "--partition", "0", "--start-offset", "0")
 
     async def scenario() -> None:
-        async with Producer(bootstrap, transactional_id=transactional_id) as producer, Admin(bootstrap) as admin:
+        named = {"transactional_id": transactional_id, "client_id": CLIENT_ID}
+        async with Producer(bootstrap, **named) as producer, Admin(bootstrap) as admin:
             await producer.transaction().begin()
             await (await producer.send(topic, b"hanging", partition=0))
             await admin.delete_topic("__transaction_state")
@@ -206,7 +209,8 @@ def test_a_hanging_transaction_is_told_apart_and_aborted(moldau: Moldau, bootstr
     def end_it() -> None:
         (found,) = objects(moldau("hanging", "--json", "--topic", topic))
         assert (found["status"], found["start_offset"], found["remaining_ms"]) == ("hanging", 0, None)
-        assert found["transactional_id"] is None
+        owner = (transactional_id, CLIENT_ID, "/127.0.0.1") if has_clients else ("", "", "")
+        assert (found["transactional_id"], found["client_id"], found["client_host"]) == owner
         shown = moldau("hanging", "--topic", topic)
         assert "hanging" in shown.stdout
         assert f"moldau transaction abort {' '.join(at_offset)}" in shown.stderr

@@ -240,6 +240,7 @@ class GroupCoordinator:
                 request.producer_epoch,
                 NO_SEQUENCE,
                 supports_epoch_bump=request.client_version >= TV2,
+                owner=request.owner,
             )
         except (NotLeaderOrFollowerError, StorageError) as error:
             raise NotCoordinatorError(str(error)) from error

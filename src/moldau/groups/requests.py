@@ -13,6 +13,7 @@ from uuid import UUID
 from moldau.coordinator.result import CompletedRequest, CoordinatorResult, Now, RequestId
 from moldau.errors import MoldauError
 from moldau.groups.records import CommittedOffset, GroupRecord, MemberMetadataValue
+from moldau.logs.producer_state import UNKNOWN_OWNER, TransactionOwner
 
 NO_GENERATION = -1
 UNKNOWN_MEMBER_ID = ""
@@ -195,6 +196,7 @@ class TransactionalCommitRequest:
     producer_epoch: int
     client_version: int
     """The transaction version of the client. With TV2 the epoch increases after each transaction."""
+    owner: TransactionOwner = UNKNOWN_OWNER
 
 
 PartitionErrors = dict[TopicPartition, MoldauError | None]

@@ -40,6 +40,7 @@ from moldau.errors import (
     UnknownTopicIdError,
     UnsupportedCompressionError,
 )
+from moldau.logs.producer_state import TransactionOwner
 from moldau.metadata.image import MetadataImage
 from moldau.network.connection import CloseConnectionError
 from moldau.partitions.partition import LogAppendInfo, Partition
@@ -135,11 +136,10 @@ async def _append(
     if request.transactional_id is None:
         error = TransactionalIdAuthorizationError("a transactional batch needs a transactional id")
         return _fail_all(request.topic_data, error), []
-    verification = BatchVerification(_transactional_batches(request, session, broker))
+    owner = TransactionOwner(request.transactional_id, session.client_id or "", session.client_host)
+    verification = BatchVerification(_transactional_batches(request, session, broker), owner)
     try:
-        await verification.run(
-            broker.transaction_verifier, broker.platform.clock, request.transactional_id, session.api_version
-        )
+        await verification.run(broker.transaction_verifier, broker.platform.clock, session.api_version)
         return await _append_batches(request, session, broker, verification)
     except InvalidProducerIdMappingError as error:
         return _fail_all(request.topic_data, error), []

@@ -19,6 +19,7 @@ from moldau.errors import (
 )
 from moldau.groups.records import NO_EXPIRY
 from moldau.groups.requests import MemberIdentity, OffsetToCommit, PartitionErrors, TransactionalCommitRequest
+from moldau.logs.producer_state import TransactionOwner
 from moldau.metadata.image import TopicImage
 from moldau.partitions.partition import Partition
 from moldau.server.api import Broker, RequestContext, handles
@@ -45,7 +46,7 @@ async def txn_offset_commit(
     )
     errors: PartitionErrors = {}
     if offsets:
-        errors = await _commit(request, offsets, session.api_version, broker)
+        errors = await _commit(request, offsets, session, broker)
     unknown = UnknownTopicOrPartitionError("there is no such partition")
     return {
         "topics": [
@@ -77,8 +78,9 @@ def _offset_to_commit(topic: TopicImage, partition: TxnOffsetCommitRequestPartit
 
 
 async def _commit(
-    request: TxnOffsetCommitRequest, offsets: tuple[OffsetToCommit, ...], version: int, broker: Broker
+    request: TxnOffsetCommitRequest, offsets: tuple[OffsetToCommit, ...], session: RequestContext, broker: Broker
 ) -> PartitionErrors:
+    version = session.api_version
     commit = TransactionalCommitRequest(
         identity=MemberIdentity(
             group_id=request.group_id,
@@ -90,6 +92,7 @@ async def _commit(
         producer_id=request.producer_id,
         producer_epoch=request.producer_epoch,
         client_version=TV2 if version >= TV2_VERSION else TV0,
+        owner=TransactionOwner(request.transactional_id, session.client_id or "", session.client_host),
     )
     verify = partial(_verify, request.transactional_id, commit, version, broker)
     try:

@@ -1,10 +1,19 @@
-"""DescribeProducers: returns the producer state of partitions. Operators use it to find hanging transactions."""
+"""DescribeProducers: returns the producer state of partitions. Operators use it to find hanging transactions.
+
+Moldau adds three tagged fields that Kafka does not have: transactional id, client id and host of an open transaction.
+"""
 
 from moldau.error_codes import error_code, error_message
 from moldau.errors import MoldauError
+from moldau.logs.producer_state import ProducerState
 from moldau.server.api import Broker, RequestContext, handles
 from moldau.server.partition_lookup import find_partition
-from moldau.wire.messages import DescribeProducersRequest, DescribeProducersResponse, DescribeProducersResponsePartition
+from moldau.wire.messages import (
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    DescribeProducersResponsePartition,
+    DescribeProducersResponseProducerState,
+)
 
 
 @handles(versions=(0, 0))
@@ -31,17 +40,22 @@ def _partition_response(broker: Broker, topic: str, index: int) -> DescribeProdu
         return {"partition_index": index, "error_code": error_code(error), "error_message": error_message(error)}
     return {
         "partition_index": index,
-        "active_producers": [
-            {
-                "producer_id": producer.producer_id,
-                "producer_epoch": producer.epoch,
-                "last_sequence": producer.last_sequence,
-                "last_timestamp": producer.last_timestamp_ms,
-                "coordinator_epoch": producer.coordinator_epoch,
-                "current_txn_start_offset": -1
-                if producer.transaction_first_offset is None
-                else producer.transaction_first_offset,
-            }
-            for producer in partition.log.producers
-        ],
+        "active_producers": [_producer_response(producer) for producer in partition.log.producers],
     }
+
+
+def _producer_response(producer: ProducerState) -> DescribeProducersResponseProducerState:
+    response: DescribeProducersResponseProducerState = {
+        "producer_id": producer.producer_id,
+        "producer_epoch": producer.epoch,
+        "last_sequence": producer.last_sequence,
+        "last_timestamp": producer.last_timestamp_ms,
+        "coordinator_epoch": producer.coordinator_epoch,
+        "current_txn_start_offset": -1,
+    }
+    if producer.transaction_first_offset is not None:
+        owner = producer.transaction_owner
+        response["current_txn_start_offset"] = producer.transaction_first_offset
+        response["transactional_id"] = owner.transactional_id
+        response["client_id"], response["client_host"] = owner.client_id, owner.client_host
+    return response

@@ -92,6 +92,17 @@ class _RejectedBatch:
     """How many later batches were rejected with the same error."""
 
 
+class TransactionOwner(NamedTuple):
+    """Who writes in a transaction, for operators. Only the leader that has accepted its first batch knows it."""
+
+    transactional_id: str = ""
+    client_id: str = ""
+    client_host: str = ""
+
+
+UNKNOWN_OWNER = TransactionOwner()
+
+
 @dataclass(slots=True, eq=False)
 class VerificationGuard:
     """The verification of a transaction that is not open in this log yet. All batches of the transaction that wait for
@@ -103,6 +114,7 @@ class VerificationGuard:
     """The lowest sequence that has waited. Higher ones must not overtake it."""
     supports_epoch_bump: bool
     """Whether the producer uses a transaction version in which markers have a new epoch."""
+    owner: TransactionOwner = UNKNOWN_OWNER
     waiting: int = 1
     """How many batches wait."""
 
@@ -119,6 +131,7 @@ class ProducerState:
         "last_timestamp_ms",
         "producer_id",
         "transaction_first_offset",
+        "transaction_owner",
     )
 
     def __init__(self, producer_id: int, epoch: int) -> None:
@@ -133,6 +146,8 @@ class ProducerState:
         """The coordinator epoch of the last marker."""
         self.transaction_first_offset: int | None = None
         """The first offset of the open transaction; None if no transaction is open."""
+        self.transaction_owner = UNKNOWN_OWNER
+        """The owner of the open or last transaction. It is not in snapshots."""
         self.idle_since_ms: int | None = None
         """When `expire` first found the producer idle; None if it has appended since."""
 
@@ -289,7 +304,13 @@ class ProducerStateManager:
         return InvalidProducerEpochError(f"epoch {epoch} of producer {producer_id} is fenced by epoch {state.epoch}")
 
     def begin_verification(
-        self, producer_id: int, epoch: int, sequence: int, *, supports_epoch_bump: bool
+        self,
+        producer_id: int,
+        epoch: int,
+        sequence: int,
+        *,
+        supports_epoch_bump: bool,
+        owner: TransactionOwner = UNKNOWN_OWNER,
     ) -> VerificationGuard | None:
         """Returns the guard for the first batch of a transaction; None if the transaction of this epoch is open.
 
@@ -311,7 +332,7 @@ class ProducerStateManager:
                 guard.waiting += 1
                 guard.lowest_sequence = min(guard.lowest_sequence, sequence)
                 return guard
-        guard = VerificationGuard(producer_id, epoch, sequence, supports_epoch_bump)
+        guard = VerificationGuard(producer_id, epoch, sequence, supports_epoch_bump, owner)
         guards.append(guard)
         return guard
 
@@ -410,13 +431,15 @@ class ProducerStateManager:
         state.idle_since_ms = None
         base_offset, delta = batch.base_offset, batch.last_offset_delta
         if attributes & _TRANSACTIONAL_OR_CONTROL:
+            owner = UNKNOWN_OWNER
             if attributes & TRANSACTIONAL_MASK and self._guards:
-                self._invalidate_guards(batch)
+                owner = self._invalidate_guards(batch)
             if attributes & CONTROL_MASK:
                 assert isinstance(batch, Batch)
                 return self._end_transaction(state, batch)
             if state.transaction_first_offset is None:
                 state.transaction_first_offset = base_offset
+                state.transaction_owner = owner
                 self.unstable.begin(producer_id, base_offset)
         first = batch.base_sequence
         if first >= 0:
@@ -425,14 +448,18 @@ class ProducerStateManager:
             )
         return None
 
-    def _invalidate_guards(self, batch: SequencedBatch) -> None:
-        """Invalidates the guards of the producer, except one for the transaction after the one that a marker ends."""
+    def _invalidate_guards(self, batch: SequencedBatch) -> TransactionOwner:
+        """Invalidates the guards of the producer, except one for the transaction after the one that a marker ends.
+
+        Returns the owner of the batch's transaction.
+        """
         epoch, is_marker = batch.producer_epoch, bool(batch.attributes & CONTROL_MASK)
         guards = self._guards.get(batch.producer_id, ())
         self._retain_guards(
             batch.producer_id,
             [each for each in guards if is_marker and each.supports_epoch_bump and each.epoch == epoch],
         )
+        return next((each.owner for each in guards if each.epoch == epoch), UNKNOWN_OWNER)
 
     def _end_transaction(self, state: ProducerState, batch: Batch) -> AbortedTransaction | None:
         marker = end_of_transaction(batch)

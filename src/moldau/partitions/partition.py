@@ -16,7 +16,7 @@ from moldau.errors import (
     OffsetOutOfRangeError,
     StorageError,
 )
-from moldau.logs.producer_state import VerificationGuard
+from moldau.logs.producer_state import UNKNOWN_OWNER, TransactionOwner, VerificationGuard
 from moldau.logs.store import EMPTY_SLICES, Log, LogName, RecordSlices, TimestampAndOffset, copy_error
 from moldau.logs.transaction_index import AbortedTransaction
 from moldau.metadata.image import NO_LEADER, BrokerRegistration, PartitionRegistration
@@ -333,7 +333,13 @@ class Partition:
     # Transactions
 
     def begin_verification(
-        self, producer_id: int, producer_epoch: int, sequence: int, *, supports_epoch_bump: bool
+        self,
+        producer_id: int,
+        producer_epoch: int,
+        sequence: int,
+        *,
+        supports_epoch_bump: bool,
+        owner: TransactionOwner = UNKNOWN_OWNER,
     ) -> VerificationGuard | None:
         """Returns the guard for `append` of a transaction's first batch; None if this transaction is open here already.
 
@@ -343,7 +349,7 @@ class Partition:
         """
         self.require_leader()
         return self.log.producers.begin_verification(
-            producer_id, producer_epoch, sequence, supports_epoch_bump=supports_epoch_bump
+            producer_id, producer_epoch, sequence, supports_epoch_bump=supports_epoch_bump, owner=owner
         )
 
     def end_verification(self, guard: VerificationGuard, rejected: Batch, error: MoldauError | None) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from moldau.errors import ConcurrentTransactionsError, InvalidProducerIdMappingError, MoldauError
-from moldau.logs.producer_state import VerificationGuard
+from moldau.logs.producer_state import TransactionOwner, VerificationGuard
 from moldau.partitions.partition import Partition
 from moldau.platform.clock import Clock
 from moldau.records.batch import Batch
@@ -33,13 +33,14 @@ class TransactionalBatch(NamedTuple):
 class BatchVerification:
     """The verification of the transactional batches of one request, from the first question to the last append."""
 
-    def __init__(self, batches: Mapping[TopicPartition, TransactionalBatch]) -> None:
+    def __init__(self, batches: Mapping[TopicPartition, TransactionalBatch], owner: TransactionOwner) -> None:
         self._batches = batches
+        self._owner = owner
         self._guards: dict[TopicPartition, VerificationGuard] = {}
         """The guards of the partitions in which the transaction is not open yet."""
         self._errors: dict[TopicPartition, MoldauError] = {}
 
-    async def run(self, verifier: Verifier, clock: Clock, transactional_id: str, api_version: int) -> None:
+    async def run(self, verifier: Verifier, clock: Clock, api_version: int) -> None:
         """Asks the transaction coordinator once for all partitions in which the transaction is not open yet.
 
         Raises InvalidProducerIdMappingError if the batches are from several producers. `end` must be called in any
@@ -55,7 +56,7 @@ class BatchVerification:
             if self._guards:
                 ((producer_id, producer_epoch),) = producers
                 request = AddPartitionsRequest(
-                    transactional_id=transactional_id,
+                    transactional_id=self._owner.transactional_id,
                     producer_id=producer_id,
                     producer_epoch=producer_epoch,
                     partitions=frozenset(self._guards),
@@ -79,6 +80,7 @@ class BatchVerification:
                     batch.producer_epoch,
                     batch.base_sequence,
                     supports_epoch_bump=supports_epoch_bump,
+                    owner=self._owner,
                 )
             except MoldauError as error:
                 self._errors[name] = error

@@ -1432,6 +1432,9 @@ class DescribeProducersResponseProducerState(TypedDict):
     last_timestamp: NotRequired[int]
     coordinator_epoch: int
     current_txn_start_offset: NotRequired[int]
+    transactional_id: NotRequired[str | None]
+    client_id: NotRequired[str | None]
+    client_host: NotRequired[str | None]
 
 class BrokerRegistrationRequest:
     broker_id: int

@@ -82,6 +82,13 @@ EXTENSION_FIELDS: Mapping[str, tuple[SchemaField, ...]] = types.MappingProxyType
         "FetchResponse": _FETCH_RESPONSE_FIELDS,
         "FetchSnapshotRequest": _FETCH_REQUEST_FIELDS,
         "FetchSnapshotResponse": _FETCH_RESPONSE_FIELDS,
+        # Of DescribeProducers.
+        "ProducerState": (
+            # The owner of the open transaction, if this leader has accepted its first batch.
+            SchemaField("transactional_id", "string", tag=FIRST_TAG, default=""),
+            SchemaField("client_id", "string", tag=FIRST_TAG + 1, default=""),
+            SchemaField("client_host", "string", tag=FIRST_TAG + 2, default=""),
+        ),
         # Of DescribeTransactions. In ListTransactions, which has a struct of the same name, both are always absent.
         "TransactionState": (
             # The client that started the producer of the transaction.

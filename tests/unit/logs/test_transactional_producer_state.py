@@ -12,7 +12,7 @@ from moldau.errors import (
     OutOfOrderSequenceError,
     TransactionCoordinatorFencedError,
 )
-from moldau.logs.producer_state import ProducerStateManager, VerificationGuard
+from moldau.logs.producer_state import UNKNOWN_OWNER, ProducerStateManager, TransactionOwner, VerificationGuard
 from moldau.logs.transaction_index import AbortedTransaction
 from moldau.records.batch import Batch
 from support.logs import batch_at
@@ -47,6 +47,29 @@ def test_a_transaction_is_open_from_its_first_batch_to_its_marker() -> None:
     assert states.update(marker(14, commit=True, producer=8)) is None
     assert states.unstable.first_offset(14) == 12
     assert states.unstable.first_offset(15) is None
+
+
+def test_the_owner_of_an_open_transaction_is_that_of_its_verification() -> None:
+    billing, audit = TransactionOwner("billing-1", "billing", "/10.0.0.7"), TransactionOwner("audit-1")
+    states = ProducerStateManager()
+
+    def owner() -> TransactionOwner:
+        state = states.get(PRODUCER)
+        assert state is not None
+        return state.transaction_owner
+
+    states.begin_verification(PRODUCER, 0, 0, supports_epoch_bump=True, owner=billing)
+    states.update(data(10))
+    assert owner() == billing
+    states.update(data(11, sequence=1))
+    assert owner() == billing, "the next batch needs no verification"
+    states.begin_verification(PRODUCER, 1, 0, supports_epoch_bump=True, owner=audit)
+    states.update(marker(12, epoch=1))
+    states.update(data(13, epoch=1))
+    assert owner() == audit
+    states.update(marker(14, epoch=2))
+    states.update(data(15, epoch=2))
+    assert owner() == UNKNOWN_OWNER, "followers and recovery do not verify"
 
 
 def test_an_abort_returns_the_transaction_for_the_index() -> None:

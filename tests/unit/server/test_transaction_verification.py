@@ -16,7 +16,7 @@ from moldau.errors import (
     ProducerFencedError,
     TransactionAbortableError,
 )
-from moldau.logs.producer_state import ProducerStateManager, VerificationGuard
+from moldau.logs.producer_state import ProducerStateManager, TransactionOwner, VerificationGuard
 from moldau.logs.store import LogName
 from moldau.platform.clock import Clock
 from moldau.records.batch import Batch
@@ -29,6 +29,9 @@ from support.transaction_wire import transactional_batch
 PRODUCER = (7, 3)
 TV1_VERSION, TV2_VERSION = 11, 12
 CONCURRENT = ConcurrentTransactionsError("markers are missing")
+
+
+OWNER = TransactionOwner("t", "billing", "/10.0.0.7")
 
 
 class FakePartition:
@@ -48,7 +51,13 @@ class FakePartition:
         return self
 
     def begin_verification(
-        self, producer_id: int, producer_epoch: int, sequence: int, *, supports_epoch_bump: bool
+        self,
+        producer_id: int,
+        producer_epoch: int,
+        sequence: int,
+        *,
+        supports_epoch_bump: bool,
+        owner: TransactionOwner,
     ) -> VerificationGuard | None:
         self.begun.append((producer_id, producer_epoch, sequence, supports_epoch_bump))
         if self.error is not None:
@@ -56,7 +65,7 @@ class FakePartition:
         if self.is_open:
             return None
         guard = self.producers.begin_verification(
-            producer_id, producer_epoch, sequence, supports_epoch_bump=supports_epoch_bump
+            producer_id, producer_epoch, sequence, supports_epoch_bump=supports_epoch_bump, owner=owner
         )
         assert guard is not None
         self.guards.append(guard)
@@ -102,8 +111,8 @@ class Questions:
             )
             for each in partitions
         }
-        verification = BatchVerification(batches)
-        asyncio.run(verification.run(self, cast(Clock, self), "t", version))
+        verification = BatchVerification(batches, OWNER)
+        asyncio.run(verification.run(self, cast(Clock, self), version))
         return verification
 
 
@@ -255,9 +264,11 @@ def test_a_damaged_batch_does_not_hold_others_back() -> None:
     partition = FakePartition(0)
     raw = bytearray(transactional_batch(PRODUCER, b"v", sequence=0))
     raw[-1] ^= 1
-    verification = BatchVerification({partition.name: TransactionalBatch(cast(Any, partition), Batch(bytes(raw)))})
+    verification = BatchVerification(
+        {partition.name: TransactionalBatch(cast(Any, partition), Batch(bytes(raw)))}, OWNER
+    )
     questions = Questions(CONCURRENT, response_ms=100)
-    asyncio.run(verification.run(questions, cast(Clock, questions), "t", TV2_VERSION))
+    asyncio.run(verification.run(questions, cast(Clock, questions), TV2_VERSION))
     assert code(verification, partition) == 51
     verification.end()
     assert partition.ended == partition.guards

@@ -87,6 +87,7 @@ def _abort_hanging(partition: TopicPartition, start_offset: int, bootstrap: str,
     async def find_hanging(admin: Admin) -> OpenTransaction:
         found = await admin.find_open_transactions([partition])
         for error in found.errors.values():
+            # Without the coordinator it is not known whether the transaction hangs.
             raise error
         same = [each for each in found.transactions if each.start_offset == start_offset]
         if not same:

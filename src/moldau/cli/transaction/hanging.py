@@ -67,7 +67,7 @@ def transaction_hanging(
         age = f" for longer than {older_than}" if older_than else ""
         print_notice(f"No transaction is open{where}{age}.")
     for partition, error in found.errors.items():
-        print_notice(f"{partition} could not be searched:")
+        print_notice(f"{partition} could not be searched completely:")
         print_error(error)
     if found.errors:
         raise typer.Exit(1)
@@ -88,13 +88,12 @@ def _print_transactions(transactions: list[OpenTransaction], now_ms: int) -> Non
         numbers=numbers,
     )
     for each in transactions:
-        known = each.transaction
         rows.add_row(
             str(each.partition),
-            known.transactional_id if known else "-",
+            each.transactional_id or "-",
             f"{each.producer.producer_id}:{each.producer.producer_epoch}",
-            known.client_id or "-" if known else "-",
-            known.client_host.removeprefix("/") or "-" if known else "-",
+            each.client_id or "-",
+            each.client_host.removeprefix("/") or "-",
             each.status.value,
             _duration_text(each.age_ms(now_ms)),
             _duration_text(each.remaining_ms(now_ms)),
@@ -127,7 +126,7 @@ def _print_advice(transactions: list[OpenTransaction]) -> None:
 
 
 def _to_json(transaction: OpenTransaction, now_ms: int, *, is_holder: bool) -> dict[str, Any]:
-    known, producer = transaction.transaction, transaction.producer
+    producer = transaction.producer
     return {
         "topic": transaction.partition.topic,
         "partition": transaction.partition.partition,
@@ -135,12 +134,12 @@ def _to_json(transaction: OpenTransaction, now_ms: int, *, is_holder: bool) -> d
         "holds_last_stable_offset": is_holder,
         "start_offset": transaction.start_offset,
         "waiting_records": transaction.waiting_records,
-        "transactional_id": known.transactional_id if known else None,
+        "transactional_id": transaction.transactional_id,
         "producer_id": producer.producer_id,
         "producer_epoch": producer.producer_epoch,
         "coordinator_epoch": producer.coordinator_epoch,
-        "client_id": known.client_id if known else "",
-        "client_host": known.client_host if known else "",
+        "client_id": transaction.client_id,
+        "client_host": transaction.client_host,
         "age_ms": transaction.age_ms(now_ms),
         "remaining_ms": transaction.remaining_ms(now_ms),
         "last_timestamp_ms": producer.last_timestamp_ms,

@@ -845,6 +845,9 @@ def _parse_producer(producer: Message) -> ProducerState:
         producer.last_timestamp,
         producer.coordinator_epoch,
         None if start_offset < 0 else start_offset,
+        producer.transactional_id,
+        producer.client_id,
+        producer.client_host,
     )
 
 

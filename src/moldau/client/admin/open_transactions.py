@@ -8,6 +8,7 @@ will not write a marker there.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from moldau.client.admin.requester import Results
 from moldau.client.admin.types import (
     OpenTransaction,
     OpenTransactions,
@@ -30,9 +31,13 @@ class _Found(NamedTuple):
     start_offset: int
     producer: ProducerState
     transaction: TransactionDescription | None
+    error: KafkaError | None
+    """Why the coordinator could not be asked."""
 
     @property
     def status(self) -> OpenTransactionStatus:
+        if self.error is not None:
+            return OpenTransactionStatus.UNKNOWN
         # The coordinator returns a partition until the marker is written there.
         if self.transaction is None or self.partition not in self.transaction.partitions:
             return OpenTransactionStatus.HANGING
@@ -60,6 +65,7 @@ async def find_open_transactions(admin: "Admin", partitions: Sequence[TopicParti
         found = [each for each in found if each.partition not in searched]
         found += [each for each in again if not each.is_hanging or each.key in suspects]
         errors |= more_errors
+    errors |= {each.partition: each.error for each in found if each.error is not None}
     held = dict.fromkeys((each.partition for each in found), LATEST)
     ends = await admin.list_offsets(held) if held else {}
     transactions = [
@@ -90,21 +96,31 @@ async def _search(
             for producer in result:
                 if producer.transaction_start_offset is not None:
                     opened.append((partition, producer.transaction_start_offset, producer))
-    known = await _known_transactions(admin, {producer.producer_id for _, _, producer in opened})
-    return [_Found(*each, known.get(each[2].producer_id)) for each in opened], errors
+    known = await _known_transactions(admin, [producer for _, _, producer in opened])
+    found = []
+    for partition, start_offset, producer in opened:
+        transaction = known.get(producer.producer_id)
+        if isinstance(transaction, KafkaError):
+            found.append(_Found(partition, start_offset, producer, None, transaction))
+        else:
+            found.append(_Found(partition, start_offset, producer, transaction, None))
+    return found, errors
 
 
-async def _known_transactions(admin: "Admin", producer_ids: set[int]) -> dict[int, TransactionDescription]:
-    """Returns what the coordinators know of these producers, by producer id."""
-    if not producer_ids:
-        return {}
-    listed = await admin.list_transactions(producer_ids=producer_ids)
-    described = await admin.describe_transactions([each.transactional_id for each in listed])
-    known = {}
-    for result in described.values():
+async def _known_transactions(
+    admin: "Admin", producers: Sequence[ProducerState]
+) -> Results[int, TransactionDescription]:
+    """Returns by producer id what the coordinators know of these producers, or why a coordinator did not respond."""
+    # Leaders of Moldau know transactional ids. The ids of other producers are listed by all coordinators.
+    producer_ids = {each.transactional_id: each.producer_id for each in producers if each.transactional_id}
+    unnamed = {each.producer_id for each in producers if not each.transactional_id}
+    if unnamed:
+        listed = await admin.list_transactions(producer_ids=sorted(unnamed))
+        producer_ids |= {each.transactional_id: each.producer_id for each in listed}
+    known: Results[int, TransactionDescription] = {}
+    for transactional_id, result in (await admin.describe_transactions(producer_ids)).items():
         if not isinstance(result, KafkaError):
             known[result.producer_id] = result
         elif result.code is not ErrorCode.transactional_id_not_found:
-            raise result
-        # Otherwise the transactional id has expired since it was listed.
+            known[producer_ids[transactional_id]] = result
     return known

@@ -275,6 +275,10 @@ class ProducerState:
     """The coordinator epoch of the last marker; -1 if there was none."""
     transaction_start_offset: int | None
     """The first offset of the open transaction; None if no transaction is open in the partition."""
+    transactional_id: str = ""
+    """The owner of the open transaction. It is empty on Apache Kafka, and after a change of the leader."""
+    client_id: str = ""
+    client_host: str = ""
 
 
 class AbortTransactionSpec(NamedTuple):
@@ -293,6 +297,8 @@ class OpenTransactionStatus(enum.Enum):
     """The outcome is decided, and the coordinator is writing the markers."""
     HANGING = "hanging"
     """The coordinator does not know the transaction, or not in this partition: no marker will follow."""
+    UNKNOWN = "unknown"
+    """The coordinator did not respond. The transaction cannot time out until the coordinator is back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +316,19 @@ class OpenTransaction:
     do not get them until all open transactions before them have ended."""
 
     @property
+    def transactional_id(self) -> str:
+        """The transactional id as the coordinator knows it, or else the leader; empty if neither does."""
+        return self.producer.transactional_id if self.transaction is None else self.transaction.transactional_id
+
+    @property
+    def client_id(self) -> str:
+        return self.producer.client_id or (self.transaction.client_id if self.transaction else "")
+
+    @property
+    def client_host(self) -> str:
+        return self.producer.client_host or (self.transaction.client_host if self.transaction else "")
+
+    @property
     def abort_spec(self) -> AbortTransactionSpec:
         # Every coordinator epoch is at least 0. A partition without a marker of the producer does not know one.
         epoch = max(0, self.producer.coordinator_epoch)
@@ -318,7 +337,7 @@ class OpenTransaction:
     def age_ms(self, now_ms: int) -> int | None:
         """Returns for how long the transaction has been open; None if unknown.
 
-        Of a hanging one this is the time since its last batch, if the timestamps of the batch are current.
+        Of a hanging or unknown one this is the time since its last batch, if the timestamps of the batch are current.
         """
         since_ms = self.producer.last_timestamp_ms
         if self.transaction is not None and self.status is not OpenTransactionStatus.HANGING:
@@ -336,7 +355,7 @@ class OpenTransactions(NamedTuple):
     transactions: list[OpenTransaction]
     """Sorted by partition and first offset. The first one of each partition holds back its last stable offset."""
     errors: Mapping[TopicPartition, KafkaError]
-    """The partitions that could not be searched."""
+    """The partitions whose leader, or the coordinator of whose transactions, did not respond."""
 
     @property
     def holders(self) -> list[OpenTransaction]:

@@ -60,6 +60,9 @@ class FakeTransactions:
         """Producer id, state and partitions."""
         self.on_listed: Callable[[], None] = lambda: None
         self.partition_error = 0
+        self.names: dict[int, str] = {}
+        """The transactional ids that leaders know, by producer id."""
+        self.describe_error: ErrorCode | None = None
 
     @property
     def scripts(self) -> dict[ApiKey, Script]:
@@ -77,7 +80,10 @@ class FakeTransactions:
                 "partition_index": index,
                 "error_code": self.partition_error if index == 1 else 0,
                 "error_message": None,
-                "active_producers": [_producer(*each) for each in [*self.opened.get(index, ()), (99, -1)]],
+                "active_producers": [
+                    {**_producer(*each), "transactional_id": self.names.get(each[0], ""), "client_id": "billing"}
+                    for each in [*self.opened.get(index, ()), (99, -1)]
+                ],
             }
             for index in topic.partition_indexes
         ]
@@ -99,7 +105,9 @@ class FakeTransactions:
     def _state(self, name: str) -> Tree:
         producer_id, state, partitions = self.known.get(name, (0, "", []))
         return {
-            "error_code": 0 if name in self.known else int(ErrorCode.transactional_id_not_found),
+            "error_code": int(
+                self.describe_error or (0 if name in self.known else ErrorCode.transactional_id_not_found)
+            ),
             "transactional_id": name,
             "transaction_state": state,
             "transaction_timeout": 120_000,
@@ -193,6 +201,34 @@ def test_an_id_that_expires_during_the_search_is_unknown() -> None:
     fake.on_listed = fake.known.clear
     (found,) = fake.find().transactions
     assert (found.status, found.transaction) == (OpenTransactionStatus.HANGING, None)
+
+
+def test_a_coordinator_is_asked_for_the_ids_that_leaders_know() -> None:
+    fake = FakeTransactions()
+    fake.opened = {0: [(5, 10)], 1: [(6, 10)]}
+    fake.names = {5: "five", 6: "six"}
+    fake.known = {"five": (5, "Ongoing", [0]), "six": (7, "Ongoing", [1])}
+    listed = []
+    fake.on_listed = lambda: listed.append(1)
+    ongoing, hanging = fake.find().transactions
+    assert (ongoing.status, ongoing.transactional_id) == (OpenTransactionStatus.ONGOING, "five")
+    # The id has another producer id by now.
+    assert (hanging.status, hanging.transactional_id) == (OpenTransactionStatus.HANGING, "six")
+    assert (hanging.transaction, hanging.client_id) == (None, "billing")
+    assert listed == []
+
+
+@pytest.mark.parametrize("names", [{5: "five"}, {}])
+def test_a_transaction_whose_coordinator_does_not_respond_is_not_hanging(names: dict[int, str]) -> None:
+    fake = FakeTransactions()
+    fake.opened = {0: [(5, 10)]}
+    fake.names = names
+    fake.known = {"five": (5, "Ongoing", [0])}
+    fake.describe_error = ErrorCode.transactional_id_authorization_failed
+    found = fake.find()
+    (transaction,) = found.transactions
+    assert (transaction.status, transaction.transaction) == (OpenTransactionStatus.UNKNOWN, None)
+    assert [each.code for each in found.errors.values()] == [ErrorCode.transactional_id_authorization_failed]
 
 
 @pytest.mark.parametrize(
