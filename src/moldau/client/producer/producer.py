@@ -12,7 +12,7 @@ With a `transactional_id`, records are sent in transactions (transaction.py).
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 from moldau.client.errors import ConnectionLostError, ErrorCode, IllegalStateError, KafkaError, RequestTimedOutError
@@ -220,6 +220,11 @@ class Producer:
         self._check_open()
         if self._transactions is not None:
             await self._transactions.resolve_commit()
+
+    async def send_member_offsets(self, offsets: Mapping[TopicPartition, int], group_id: str) -> None:
+        """Commits offsets of a group in the transaction of `start_member_transaction`."""
+        assert self._transactions is not None, "a member has a transactional id"
+        await self._transactions.send_offsets(self._transactions.manager.check_in_transaction(), offsets, group_id)
 
     def check_member_transaction(self) -> None:
         """Raises TransactionAbortableError if the transaction of `start_member_transaction` cannot be committed."""

@@ -5,7 +5,7 @@ Only Moldau's brokers have them. Each batch of a group has members. A member get
 aborts all others. The brokers remember the last committed batch, so a batch that is repeated is not written again.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from moldau.client.errors import ErrorCode, raise_for_code
@@ -13,6 +13,7 @@ from moldau.client.net.cluster import TRANSACTION, Cluster
 from moldau.client.producer.producer import Producer
 from moldau.client.producer.producer_batch import ProducerIdAndEpoch
 from moldau.client.producer.transaction import COORDINATOR_BACKOFF_MS
+from moldau.client.record import TopicPartition
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 from moldau.wire.transaction_group_id import group_coordinator_key, member_transactional_id
@@ -33,6 +34,10 @@ class MemberProducer:
         self.producer = producer
         self._member = member
         self._identity = identity
+
+    async def send_offsets(self, offsets: Mapping[TopicPartition, int], group_id: str) -> None:
+        """Commits offsets of a consumer group if and when the transaction commits."""
+        await self.producer.send_member_offsets(offsets, group_id)
 
     async def finish(self) -> GroupMember:
         """Waits until all records are acknowledged, and closes the producer. The transaction stays open.

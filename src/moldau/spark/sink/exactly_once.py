@@ -12,7 +12,7 @@ so its outcome is known then.
 little.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark import TaskContext
@@ -30,13 +30,22 @@ from moldau.records.batch_builder import Section
 from moldau.spark.errors import SparkSourceError
 from moldau.spark.loop_thread import event_loop_thread
 from moldau.spark.sink.options import TopicSinkOptions
+from moldau.spark.sink.source_offsets import offsets_in_cluster, planned_positions
 
 GROUP_PREFIX = "moldau-spark-sink-"
 """The prefix of transactional ids and consumer groups on brokers without transaction groups."""
 
+OFFSETS_MEMBER = "offsets"
+"""The member of a transaction group that commits the offsets of the source. It has names in turn like a task, so that a
+batch does not wait for the markers of the previous one."""
+ABORT_WAIT_MS = 5000
+"""How long to wait for the end of this member after an error. Otherwise the coordinator ends it later."""
 SLOTS = 8
 """How many names a task has in turn. Spark counts attempts again when it repeats a stage, and does not tell Python that
 it does. Names must stay few, because brokers remember each for a week."""
+
+SourceOffsets = Mapping[str, Mapping[TopicPartition, int]]
+"""The offsets to commit, by consumer group."""
 
 _log = get_logger("spark.sink")
 
@@ -115,34 +124,85 @@ async def _commit(messages: Sequence[TopicCommitMessage], options: TopicSinkOpti
     cluster = await event_loop_thread().cluster(options.connection)
     sections = [section for message in messages for section in message.sections]
     try:
-        if sections:
-            await _write_staged(cluster, sections, options, batch)
-        elif await TransactionGroup.is_supported(cluster):
+        offsets = await offsets_in_cluster(cluster, planned_positions(options.checkpoint_location, batch.number))
+        if await TransactionGroup.is_supported(cluster):
             members = [each.member for each in messages if each.member is not None]
-            await transaction_group(cluster, options, batch).commit(batch.number, members, is_last=batch.is_last)
+            await _commit_members(transaction_group(cluster, options, batch), members, batch, offsets)
+        elif sections:
+            await _write_staged(cluster, sections, options, batch, offsets)
     except KafkaError as error:
         raise user_error(error, options, batch) from error
 
 
+async def _commit_members(
+    group: TransactionGroup, members: Sequence[GroupMember], batch: Batch, offsets: SourceOffsets
+) -> None:
+    member = await _send_offsets(group, batch, offsets) if offsets else None
+    listed = members if member is None else [*members, member]
+    await group.commit(batch.number, listed, is_last=batch.is_last)
+
+
+async def _send_offsets(group: TransactionGroup, batch: Batch, offsets: SourceOffsets) -> GroupMember | None:
+    """Commits the source's offsets in a transaction of their own. Returns None if that fails, or if the batch is
+    committed: a stream resumes from its checkpoint, so offsets in a group are not worth a failed batch."""
+    member = await group.start_member(batch.number, f"{OFFSETS_MEMBER}/{batch.number % SLOTS}")
+    if member is None:
+        return None
+    try:
+        for group_id, each in offsets.items():
+            await member.send_offsets(each, group_id)
+        return await member.finish()
+    except KafkaError as error:
+        _warn_about_offsets(error)
+        await member.abort(timeout_ms=ABORT_WAIT_MS)
+        return None
+
+
+def _warn_about_offsets(error: KafkaError) -> None:
+    _log.warning("the offsets of a micro-batch are not committed together with its rows", error=error)
+
+
 async def _write_staged(
-    cluster: Cluster, sections: Sequence[StagedSection], options: TopicSinkOptions, batch: Batch
+    cluster: Cluster, sections: Sequence[StagedSection], options: TopicSinkOptions, batch: Batch, offsets: SourceOffsets
 ) -> None:
     name = f"{GROUP_PREFIX}{batch.writer_id}"
-    async with Producer(
-        cluster, transactional_id=name, transaction_timeout_ms=options.transaction_timeout_ms, **options.producer
-    ) as producer:
+    settings = {**options.producer, "transaction_timeout_ms": options.transaction_timeout_ms}
+    async with Producer(cluster, transactional_id=name, **settings) as producer:
         committed = await GroupOffsets(cluster, name).committed(None, require_stable=True)
         last = max((each.offset for each in committed.values()), default=-1)
         if batch.number < last:
             raise _older_checkpoint_error(options, batch, f"the last committed batch is {last}")
         if batch.number == last:
             return
-        async with producer.transaction() as transaction:
-            for each in sections:
-                await producer.send_section(each.topic, each.partition, each.section)
-            marked = TopicPartition(min(each.topic for each in sections), 0)
-            offset = OffsetAndMetadata(batch.number, metadata="the last committed batch")
-            await transaction.send_offsets({marked: offset}, name)
+        try:
+            await _write_transaction(producer, sections, name, batch, offsets)
+        except _SourceOffsetsError as error:
+            _warn_about_offsets(error.cause)
+            await _write_transaction(producer, sections, name, batch, {})
+
+
+class _SourceOffsetsError(Exception):
+    """The offsets of the source could not be committed, so that the transaction was aborted."""
+
+    def __init__(self, cause: KafkaError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+async def _write_transaction(
+    producer: Producer, sections: Sequence[StagedSection], name: str, batch: Batch, offsets: SourceOffsets
+) -> None:
+    async with producer.transaction() as transaction:
+        # Begin with the offsets, so that nothing is written if they fail.
+        for group_id, each in offsets.items():
+            try:
+                await transaction.send_offsets(each, group_id)
+            except KafkaError as error:
+                raise _SourceOffsetsError(error) from error
+        for each_section in sections:
+            await producer.send_section(each_section.topic, each_section.partition, each_section.section)
+        marked = TopicPartition(min(each.topic for each in sections), 0)
+        await transaction.send_offsets({marked: OffsetAndMetadata(batch.number, metadata="the last batch")}, name)
 
 
 def abort_batch(messages: Sequence[WriterCommitMessage | None], options: TopicSinkOptions) -> None:

@@ -63,6 +63,8 @@ class TopicSinkOptions:
     """Identifies the writer of numbered batches; None for the id of the streaming query."""
     batch_id: int | None = None
     """The number of a batch write in foreachBatch; None for streams, whose batches Spark numbers."""
+    checkpoint_location: str | None = None
+    """The checkpoint of a stream, if it is an option of the query."""
 
     @property
     def bootstrap(self) -> str:
@@ -105,7 +107,12 @@ def parse_topic_options(options: Mapping[str, str], *, is_stream: bool = False) 
         transaction_timeout_ms=kafka.integer("transaction.timeout.ms", 1, TRANSACTION_TIMEOUT_MS),
         app_id=_app_id(own, is_stream=is_stream, has_batch_id=batch_id is not None),
         batch_id=batch_id,
+        checkpoint_location=_checkpoint_location(options) if is_stream else None,
     )
+
+
+def _checkpoint_location(options: Mapping[str, str]) -> str | None:
+    return next((value for name, value in options.items() if name.lower() == "checkpointlocation"), None)
 
 
 def _app_id(own: OptionReader, *, is_stream: bool, has_batch_id: bool) -> str | None:

@@ -3,13 +3,13 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from moldau.client.consumer.offset_lookup import EARLIEST, LATEST
 from moldau.client.record import TopicPartition
 from moldau.spark.errors import OptionError
 
-GROUP_KEY, TOPIC_IDS_KEY = "@group", "@ids"
+GROUP_KEY, TOPIC_IDS_KEY, PUBLISHED_GROUP_KEY = "@group", "@ids", "@published"
 """Additional keys in a stream's offset JSON. They are not valid topic names."""
 
 Offsets = dict[TopicPartition, int]
@@ -52,12 +52,16 @@ class StreamPosition:
     """The id of each topic, by name. A recreated topic has another id. Empty if the brokers assign no ids."""
     group: str | None = None
     """The consumer group generated for the query; None if an option names the group."""
+    published_group: str | None = None
+    """The consumer group that shows the progress, for the sink; None if offsets are not published."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON document with sorted keys, because Spark compares positions as text."""
         document: dict[str, Any] = {} if self.group is None else {GROUP_KEY: self.group}
         if self.topic_ids:
             document[TOPIC_IDS_KEY] = dict(sorted(self.topic_ids.items()))
+        if self.published_group is not None:
+            document[PUBLISHED_GROUP_KEY] = self.published_group
         for partition, offset in sorted(self.offsets.items()):
             document.setdefault(partition.topic, {})[str(partition.partition)] = offset
         return document
@@ -67,10 +71,16 @@ class StreamPosition:
         offsets = {
             TopicPartition(topic, int(index)): int(offset)
             for topic, partitions in document.items()
-            if topic not in (GROUP_KEY, TOPIC_IDS_KEY)
+            if topic not in (GROUP_KEY, TOPIC_IDS_KEY, PUBLISHED_GROUP_KEY)
             for index, offset in partitions.items()
         }
-        return StreamPosition(offsets, document.get(TOPIC_IDS_KEY, {}), document.get(GROUP_KEY))
+        ids, group = document.get(TOPIC_IDS_KEY, {}), document.get(GROUP_KEY)
+        return StreamPosition(offsets, ids, group, document.get(PUBLISHED_GROUP_KEY))
+
+    @staticmethod
+    def is_document(found: object) -> TypeGuard[Mapping[str, Any]]:
+        """Returns whether JSON is a position that names its consumer group. Other sources have other formats."""
+        return isinstance(found, dict) and PUBLISHED_GROUP_KEY in found
 
     def without_recreated(self, later: "StreamPosition") -> Offsets:
         """Returns the offsets of topics that were not recreated between this position and `later`."""

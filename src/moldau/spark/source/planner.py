@@ -119,7 +119,7 @@ class StreamPlanner:
         start = await plan_start(self._catalog, self._options)
         prefix = self._options.group_id_prefix
         group = None if self._options.group_id else f"{prefix}-{uuid.uuid4().hex[:8]}"
-        return StreamPosition(start, await self._catalog.topic_ids(start), group)
+        return StreamPosition(start, await self._catalog.topic_ids(start), group, self._published_group(group))
 
     async def fix_end(self) -> None:
         self._fixed_end = await self._fetch_position(refresh_metadata=True)
@@ -152,7 +152,7 @@ class StreamPlanner:
                 end = cap_offsets(complete, end, limits.offsets_max)
         if count or self._last_batch_s is None:
             self._last_batch_s = time.monotonic()
-        return StreamPosition(end, now.topic_ids, start.group)
+        return StreamPosition(end, now.topic_ids, start.group, self._published_group(start.group))
 
     async def ranges(self, start: StreamPosition, end: StreamPosition) -> list[OffsetRange]:
         """Returns the ranges of a micro-batch. Skips topics that were recreated since the micro-batch was planned."""
@@ -185,12 +185,15 @@ class StreamPlanner:
 
     async def commit_to_group(self, position: StreamPosition) -> None:
         """Commits a position to the consumer group in the background. All records before it must be in the sink."""
-        group = self._options.group_id or position.group
-        if group is None or not self._options.publishes_offsets:
+        group = self._published_group(position.group)
+        if group is None:
             return
         if self._committer is None:
             self._committer = OffsetCommitter(await self._catalog.cluster(), group)
         self._committer.commit(position.offsets)
+
+    def _published_group(self, generated: str | None) -> str | None:
+        return self._options.group_id or generated if self._options.publishes_offsets else None
 
     async def stop(self) -> None:
         if self._committer is not None:

@@ -1,7 +1,9 @@
 """Delivery exactly once, without Spark: attempts, replays and drivers in the orders in which Spark may run them."""
 
+import json
 import pickle
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -9,7 +11,10 @@ import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 
+from moldau.client.consumer.subscription_state import OffsetAndMetadata
+from moldau.client.group.offsets import GroupOffsets
 from moldau.client.producer.transaction_group import TransactionGroup
+from moldau.client.record import TopicPartition
 from moldau.spark.errors import SparkSourceError
 from moldau.spark.loop_thread import event_loop_thread
 from moldau.spark.sink.columns import SinkColumns
@@ -24,6 +29,8 @@ from moldau.spark.sink.exactly_once import (
 )
 from moldau.spark.sink.exactly_once_task import write_in_transaction
 from moldau.spark.sink.options import TopicSinkOptions, parse_topic_options
+from moldau.spark.sink.source_offsets import planned_positions
+from moldau.spark.source.offsets import StreamPosition
 from moldau.testing import Broker
 from support.log_reader import all_records, committed_records
 from support.log_writer import LogWriter
@@ -177,6 +184,61 @@ def test_a_row_that_cannot_be_written_fails_the_task_and_the_next_attempt_succee
     assert query.values() == ["a"]
 
 
+# Offsets of the source
+
+
+def checkpoint(directory: Path, number: int, *positions: StreamPosition | None) -> str:
+    (directory / "offsets").mkdir(exist_ok=True)
+    lines = ["-" if each is None else json.dumps(each.to_json()) for each in positions]
+    (directory / "offsets" / str(number)).write_text("\n".join(["v1", "{}", *lines]))
+    return directory.as_uri()
+
+
+def group_offsets(broker: Broker, group_id: str) -> dict[tuple[str, int], int]:
+    async def committed() -> dict[TopicPartition, OffsetAndMetadata]:
+        cluster = await event_loop_thread().cluster({"bootstrap": broker.bootstrap})
+        return await GroupOffsets(cluster, group_id).committed(None)
+
+    return {(each.topic, each.partition): found.offset for each, found in event_loop_thread().run(committed()).items()}
+
+
+def topic_id(broker: Broker, topic: str) -> str:
+    async def find() -> str:
+        cluster = await event_loop_thread().cluster({"bootstrap": broker.bootstrap})
+        await cluster.refresh([topic])
+        return str(cluster.topics[topic].topic_id)
+
+    return event_loop_thread().run(find())
+
+
+def test_the_offsets_of_the_source_move_with_the_rows(query: Query, tmp_path: Path) -> None:
+    source, group_id = LogWriter(query.broker.bootstrap).create("source", partitions=2), unique("group")
+    ids = {source: topic_id(query.broker, source), "elsewhere": "another cluster"}
+    for number in range(3):
+        ends = {TopicPartition(source, 0): 10 * number, TopicPartition(source, 1): number}
+        position = StreamPosition({**ends, TopicPartition("elsewhere", 0): 5}, ids, published_group=group_id)
+        location = checkpoint(tmp_path, number, None, position, StreamPosition(ends, ids))
+        message = query.write(number, str(number))
+        for _ in range(2):
+            commit_batch([message], query.options(checkpointLocation=location))
+        assert group_offsets(query.broker, group_id) == {(source, 0): 10 * number, (source, 1): number}
+    assert query.values() == ["0", "1", "2"]
+
+
+def test_rows_are_committed_although_the_offsets_of_the_source_cannot_be(query: Query, tmp_path: Path) -> None:
+    source = LogWriter(query.broker.bootstrap).create("source")
+    ids = {source: topic_id(query.broker, source)}
+    position = StreamPosition({TopicPartition(source, 0): 1}, ids, published_group="")
+    location = checkpoint(tmp_path, 0, position)
+    commit_batch([query.write(0, "a")], query.options(checkpointLocation=location))
+    assert query.values() == ["a"]
+
+
+@pytest.mark.parametrize("location", [None, "hdfs://host/checkpoint", "/missing"])
+def test_a_checkpoint_that_cannot_be_read_has_no_offsets(location: str | None) -> None:
+    assert planned_positions(location, 0) == []
+
+
 # Brokers with transaction groups
 
 
@@ -233,14 +295,7 @@ def test_the_last_batch_is_a_committed_offset(broker: Broker, monkeypatch: pytes
     query.commit(query.write(0, "a"))
     query.commit(query.write(1, "b"))
 
-    async def committed() -> dict[Any, Any]:
-        from moldau.client.group.offsets import GroupOffsets
-
-        cluster = await event_loop_thread().cluster(query.options().connection)
-        return await GroupOffsets(cluster, GROUP_PREFIX + query.id).committed(None)
-
-    offsets = event_loop_thread().run(committed())
-    assert {(each.topic, each.partition): found.offset for each, found in offsets.items()} == {(query.topic, 0): 1}
+    assert group_offsets(broker, GROUP_PREFIX + query.id) == {(query.topic, 0): 1}
 
 
 # The identity of a task

@@ -264,7 +264,11 @@ def test_a_new_stream_gets_a_generated_group_unless_one_is_set(written: LogWrite
     ]
     assert all(group.startswith("team-") for group in made_up)
     assert made_up[0] != made_up[1]
-    assert StreamQuery(written, subscribe=topic, **{"kafka.group.id": "named"}).initial_position().group is None
+    named = StreamQuery(written, subscribe=topic, **{"kafka.group.id": "named"}).initial_position()
+    assert (named.group, named.published_group) == (None, "named")
+    unpublished = StreamQuery(written, subscribe=topic, publishOffsets="false").initial_position()
+    assert unpublished.group is not None
+    assert unpublished.published_group is None
 
 
 def test_a_stream_cannot_start_outside_the_log_unless_data_loss_is_allowed(written: LogWriter) -> None:
