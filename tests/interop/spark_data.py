@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Consumer, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from support.topics import QUIET, Topics, unique
@@ -166,20 +166,23 @@ class Read:
 
 def read_with_librdkafka(bootstrap: str, topic: str, count: int) -> list[Read]:
     """Returns all records of a topic ordered by partition and offset; fails if there are more or fewer than `count`."""
-    consumer = Consumer(
-        {"bootstrap.servers": bootstrap, "group.id": unique("reader"), "enable.auto.commit": False, **QUIET}
-    )
+    settings = {"group.id": unique("reader"), "enable.auto.commit": False, "enable.partition.eof": True, **QUIET}
+    consumer = Consumer({"bootstrap.servers": bootstrap, **settings})
     partitions = consumer.list_topics(topic, timeout=WAIT_S).topics[topic].partitions
-    everywhere = [TopicPartition(topic, partition) for partition in partitions]
-    held = sum(consumer.get_watermark_offsets(each, timeout=WAIT_S)[1] for each in everywhere)
-    assert held == count, f"{topic} holds {held} records instead of {count}"
     consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
     found: list[Message] = []
+    at_end: set[int | None] = set()
     deadline = time.monotonic() + WAIT_S
-    while len(found) < count:
+    while len(found) < count or len(at_end) < len(partitions):
         assert time.monotonic() < deadline, f"{len(found)} of {count} records came"
-        found += consumer.consume(count, timeout=0.1)
+        for message in consumer.consume(count, timeout=0.1):
+            error = message.error()
+            if error is not None and error.code() == KafkaError._PARTITION_EOF:
+                at_end.add(message.partition())
+            else:
+                found.append(message)
     consumer.close()
+    assert len(found) == count, f"{topic} holds {len(found)} records instead of {count}"
     found.sort(key=lambda message: (message.partition(), message.offset()))
     assert not any(message.error() for message in found)
     return [Read(message.partition(), message.key(), message.value(), tuple(headers_of(message))) for message in found]

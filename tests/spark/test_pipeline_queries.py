@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from moldau.client import Consumer, TopicPartition
+from moldau.client import TopicPartition
 from moldau.client.record import ConsumerRecord
 from moldau.pipelines import PipelineError, load
 from moldau.pipelines.error_summary import STATE_INCOMPATIBLE, summarize_error
@@ -20,6 +20,7 @@ from moldau.pipelines.planner.query_planner import CheckpointLocation, plan
 from moldau.pipelines.planner.sink_writers import ConsoleBatch
 from moldau.pipelines.records.redrive import redrive
 from moldau.testing import Broker
+from support.log_reader import committed_records
 from support.log_writer import LogWriter, ProducedRecord
 
 pytestmark = pytest.mark.spark
@@ -27,18 +28,8 @@ pytestmark = pytest.mark.spark
 SCHEMA = "product STRING, n INT, at TIMESTAMP"
 
 
-def records_in(broker: Broker, topic: str, partitions: int = 1) -> list[ConsumerRecord]:
-    async def work() -> list[ConsumerRecord]:
-        async with Consumer(broker.bootstrap, auto_offset_reset="earliest") as consumer:
-            places = [TopicPartition(topic, each) for each in range(partitions)]
-            consumer.assign(places)
-            ends = await consumer.end_offsets(places)
-            found: list[ConsumerRecord] = []
-            while len(found) < sum(ends.values()):
-                found += await consumer.poll(1_000)
-            return found
-
-    return asyncio.run(work())
+def records_in(broker: Broker, topic: str) -> list[ConsumerRecord]:
+    return committed_records(broker.bootstrap, topic)
 
 
 def values_in(broker: Broker, topic: str) -> list[Any]:

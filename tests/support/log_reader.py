@@ -28,7 +28,7 @@ async def _committed_records(bootstrap: str, topic: str) -> list[ConsumerRecord]
         Consumer(cluster=cluster) as reader,
         Consumer(cluster=cluster, isolation_level="read_committed") as committed_reader,
     ):
-        await cluster.refresh([topic])
+        await cluster.wait_for_topics([topic], timeout_ms=10_000)
         partitions = [TopicPartition(topic, each.index) for each in cluster.topics[topic].partitions]
         while await committed_reader.end_offsets(partitions) != await reader.end_offsets(partitions):
             await asyncio.sleep(0.02)

@@ -8,9 +8,9 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from moldau.client import Admin, Consumer, Producer
+from moldau.client import Admin, Producer
 from moldau.client.admin.types import NewTopic
-from moldau.client.record import ConsumerRecord, TopicPartition
+from moldau.client.record import ConsumerRecord
 from moldau.pipelines.definition import PipelineDefinition
 from moldau.pipelines.planner.sink_writers import ConsoleBatch
 from moldau.pipelines.runtime.progress import Progress, QueryState
@@ -19,6 +19,7 @@ from moldau.pipelines.runtime.state_directory import StateDirectory
 from moldau.pipelines.runtime.stop_request import StopRequest
 from moldau.pipelines.spec.loader import load
 from moldau.pipelines.templates.generator import GeneratedRecord
+from support.log_reader import committed_records
 
 
 class RecordedRun:
@@ -97,20 +98,8 @@ def send_all(bootstrap: str, topic: str, records: Iterable[GeneratedRecord]) -> 
 
 
 def read_all(bootstrap: str, topic: str) -> list[ConsumerRecord]:
-    """Returns all records of a topic, partition by partition."""
-
-    async def reading() -> list[ConsumerRecord]:
-        async with Consumer(bootstrap, auto_offset_reset="earliest") as consumer:
-            await consumer.cluster.wait_for_topics([topic], timeout_ms=10_000)
-            partitions = [TopicPartition(topic, each.index) for each in consumer.cluster.topics[topic].partitions]
-            ends = await consumer.end_offsets(partitions)
-            consumer.assign(partitions)
-            found: list[ConsumerRecord] = []
-            while len(found) < sum(ends.values()):
-                found += await consumer.poll(timeout_ms=500)
-            return sorted(found, key=lambda record: (record.partition, record.offset))
-
-    return asyncio.run(reading())
+    """Returns all committed records of a topic, partition by partition."""
+    return committed_records(bootstrap, topic)
 
 
 def read_json(bootstrap: str, topic: str) -> list[dict[str, Any]]:
