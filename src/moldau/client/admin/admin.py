@@ -454,25 +454,18 @@ class Admin:
         """
         tree = {"states_filter": list(states), "types_filter": list(types)}
 
-        async def request(node: int | None, nodes: list[int], retry: Retry) -> Results[int, list[GroupListing]]:
+        async def request(node: int) -> list[GroupListing]:
             response = await self.cluster.call(node, ApiKey.LIST_GROUPS, tree)
             if tree["types_filter"] and response.api_version < _GROUP_TYPES_VERSION_MIN:
                 raise KafkaError(ErrorCode.unsupported_version, "the broker does not support listing groups by type")
             raise_for_code(response.error_code)
-            listings = [
+            return [
                 GroupListing(each.group_id, each.protocol_type, each.group_state, each.get("group_type", ""))
                 for each in response.groups
             ]
-            return dict.fromkeys(nodes, listings)
 
-        await self._requester.with_retries(lambda _: self.cluster.refresh())
-        groups: dict[str, GroupListing] = {}
-        results = await self._requester.for_each_on_node(self.cluster.brokers, lambda node: node, request)
-        for result in results.values():
-            if isinstance(result, KafkaError):
-                raise result
-            groups |= {each.group_id: each for each in result}
-        return sorted(groups.values())
+        listed = await self._requester.on_all_brokers(request)
+        return sorted({each.group_id: each for each in listed}.values())
 
     async def describe_groups(self, groups: Iterable[str]) -> Results[str, GroupDescription]:
         """Describes groups. The error for a group that does not exist is GROUP_ID_NOT_FOUND."""
@@ -579,28 +572,20 @@ class Admin:
         }
         version_min = _PATTERN_VERSION_MIN if pattern else _DURATION_VERSION_MIN if longer_than_ms >= 0 else 0
 
-        async def request(node: int | None, nodes: list[int], retry: Retry) -> Results[int, list[TransactionListing]]:
+        async def request(node: int) -> list[TransactionListing]:
             response = await self.cluster.call(node, ApiKey.LIST_TRANSACTIONS, tree)
             if response.api_version < version_min:
                 raise KafkaError(
                     ErrorCode.unsupported_version, "the broker does not support listing transactions with this filter"
                 )
             raise_for_code(response.error_code)
-            assert node is not None
-            listings = [
+            return [
                 TransactionListing(each.transactional_id, each.producer_id, each.transaction_state, node)
                 for each in response.transaction_states
             ]
-            return dict.fromkeys(nodes, listings)
 
-        await self._requester.with_retries(lambda _: self.cluster.refresh())
-        transactions: dict[str, TransactionListing] = {}
-        results = await self._requester.for_each_on_node(self.cluster.brokers, lambda node: node, request)
-        for result in results.values():
-            if isinstance(result, KafkaError):
-                raise result
-            transactions |= {each.transactional_id: each for each in result}
-        return sorted(transactions.values())
+        listed = await self._requester.on_all_brokers(request)
+        return sorted({each.transactional_id: each for each in listed}.values())
 
     async def describe_transactions(self, transactional_ids: Iterable[str]) -> Results[str, TransactionDescription]:
         """Describes transactions. The error for an unknown transactional id is TRANSACTIONAL_ID_NOT_FOUND."""

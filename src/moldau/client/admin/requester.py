@@ -104,6 +104,25 @@ class AdminRequester:
             keys, lambda remaining, retry: self.by_node({key: node_of(key) for key in remaining}, request, retry)
         )
 
+    async def on_all_brokers(self, request: Callable[[int], Awaitable[Sequence[V]]]) -> list[V]:
+        """Sends a request to each broker and returns all results. Raises KafkaError if a broker cannot be queried.
+
+        After an error all brokers are queried again: if one of them has died, the others have taken over its groups and
+        transactions.
+        """
+
+        async def attempt(retry: Retry) -> list[V]:
+            await self._cluster.refresh(timeout_ms=retry.remaining_ms)
+            found: list[V] = []
+            requests = [request(broker_id) for broker_id in self._cluster.brokers]
+            for result in await asyncio.gather(*requests, return_exceptions=True):
+                if isinstance(result, BaseException):
+                    raise result
+                found += result
+            return found
+
+        return await self.with_retries(attempt)
+
     async def for_each_on_coordinator(
         self, keys: Iterable[str], request: NodeRequest[str, V], *, kind: int = GROUP
     ) -> Results[str, V]:

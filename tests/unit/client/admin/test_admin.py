@@ -117,3 +117,31 @@ def test_a_topic_whose_logs_could_not_be_opened_is_not_created_again() -> None:
     with pytest.raises(KafkaError) as refused:
         create(created(ErrorCode.kafka_storage_error))
     assert refused.value.code is ErrorCode.kafka_storage_error
+
+
+def test_a_list_does_not_wait_for_a_broker_that_has_left() -> None:
+    """Its groups are those of the other brokers by then, so these are queried again."""
+    listed = 0
+
+    def groups(_: ReceivedRequest) -> ScriptedResponse:
+        nonlocal listed
+        listed += 1
+        names = ["moved", "stays"] if listed > 1 else ["stays"]
+        return {"groups": [{"group_id": name, "protocol_type": "", "group_state": "Empty"} for name in names]}
+
+    async def main() -> list[str]:
+        async with asyncio.timeout(DEADLINE_S), ScriptedBroker({ApiKey.LIST_GROUPS: groups}) as broker:
+            metadata = broker.scripts[ApiKey.METADATA]
+
+            def with_dead_broker(received: ReceivedRequest) -> ScriptedResponse:
+                response = metadata(received)
+                assert isinstance(response, dict)
+                if not listed:
+                    response["brokers"].append({"node_id": 8, "host": "127.0.0.1", "port": 1})
+                return response
+
+            broker.scripts[ApiKey.METADATA] = with_dead_broker
+            async with Admin(broker.bootstrap, retry_backoff_ms=1, timeout_ms=5_000) as admin:
+                return [each.group_id for each in await admin.list_groups()]
+
+    assert asyncio.run(main()) == ["moved", "stays"]
