@@ -127,7 +127,8 @@ def test_a_list_does_not_wait_for_a_broker_that_has_left() -> None:
         nonlocal listed
         listed += 1
         names = ["moved", "stays"] if listed > 1 else ["stays"]
-        return {"groups": [{"group_id": name, "protocol_type": "", "group_state": "Empty"} for name in names]}
+        group = {"protocol_type": "", "group_state": "Empty", "group_type": "classic"}
+        return {"groups": [{"group_id": name, **group} for name in names]}
 
     async def main() -> list[str]:
         async with asyncio.timeout(DEADLINE_S), ScriptedBroker({ApiKey.LIST_GROUPS: groups}) as broker:
