@@ -45,17 +45,15 @@ def _partition_response(broker: Broker, topic: str, index: int) -> DescribeProdu
 
 
 def _producer_response(producer: ProducerState) -> DescribeProducersResponseProducerState:
-    response: DescribeProducersResponseProducerState = {
+    first_offset = producer.transaction_first_offset
+    return {
         "producer_id": producer.producer_id,
         "producer_epoch": producer.epoch,
         "last_sequence": producer.last_sequence,
         "last_timestamp": producer.last_timestamp_ms,
         "coordinator_epoch": producer.coordinator_epoch,
-        "current_txn_start_offset": -1,
+        "current_txn_start_offset": -1 if first_offset is None else first_offset,
+        "transactional_id": producer.transaction_owner.transactional_id,
+        "client_id": producer.transaction_owner.client_id,
+        "client_host": producer.transaction_owner.client_host,
     }
-    if producer.transaction_first_offset is not None:
-        owner = producer.transaction_owner
-        response["current_txn_start_offset"] = producer.transaction_first_offset
-        response["transactional_id"] = owner.transactional_id
-        response["client_id"], response["client_host"] = owner.client_id, owner.client_host
-    return response

@@ -147,7 +147,7 @@ class ProducerState:
         self.transaction_first_offset: int | None = None
         """The first offset of the open transaction; None if no transaction is open."""
         self.transaction_owner = UNKNOWN_OWNER
-        """The owner of the open or last transaction. It is not in snapshots."""
+        """The owner of the open transaction. It is not in snapshots."""
         self.idle_since_ms: int | None = None
         """When `expire` first found the producer idle; None if it has appended since."""
 
@@ -471,6 +471,7 @@ class ProducerStateManager:
         if first_offset is None:
             return None
         state.transaction_first_offset = None
+        state.transaction_owner = UNKNOWN_OWNER
         last_offset = batch.base_offset
         last_stable_offset = self.unstable.complete(first_offset, last_offset)
         if marker.commit:

@@ -68,6 +68,7 @@ def test_the_owner_of_an_open_transaction_is_that_of_its_verification() -> None:
     states.update(data(13, epoch=1))
     assert owner() == audit
     states.update(marker(14, epoch=2))
+    assert owner() == UNKNOWN_OWNER
     states.update(data(15, epoch=2))
     assert owner() == UNKNOWN_OWNER, "followers and recovery do not verify"
 
