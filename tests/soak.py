@@ -255,6 +255,8 @@ SUMMARY_NOTES = [
     "Limits: `kill -9` does not clear the page cache, so only the simulator and the disk tests prove that fsync",
     "comes before an acknowledgement. The simulator's workloads compact only the offsets topic, and do not use",
     "retention, DeleteRecords, fetch sessions, offset expiry or pattern subscriptions; unit tests cover those.",
+    "",
+    "[client-suites](client-suites.md) lists the transaction tests of other clients that were run by hand.",
 ]
 
 

@@ -1,13 +1,16 @@
-"""Transactions of Java's producer, which adds partitions with Produce (TV2): consumers read what was committed."""
+"""Transactions of Java's producer: consumers read what was committed. It adds partitions with Produce (TV2), or before
+it (TV1) if transaction.version is below 2."""
 
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_under_test import AGAINST_KAFKA, Broker
+from broker_under_test import AGAINST_KAFKA, Broker, broker
+from command_line import Tools
 from java_clients import JavaClients, JavaConsumer, JavaError, partitions_of, poll_until
-from moldau_cluster import three_nodes
+from moldau_cluster import FEATURES, three_nodes
 
 from support.broker_process_cluster import BrokerProcessCluster
 from support.topics import Topics, unique
@@ -90,6 +93,45 @@ def test_an_open_transaction_is_aborted_by_the_next_producer(java: JavaClients, 
         end = end_offset(wire, topic)
     poll_until(partial(is_at, reader, f"{topic}:0", end), "no transaction is open")
     assert reader.values == ["committed", "committed"]
+
+
+@pytest.fixture
+def changing_node(jvm: JavaClients, tmp_path: Path) -> Iterator[Broker]:
+    """A node of its own, because the test changes a feature of the cluster."""
+    with broker(tmp_path / "data") as started:
+        yield started
+
+
+def test_producers_continue_while_transaction_version_changes(
+    changing_node: Broker, java: JavaClients, tools: Tools
+) -> None:
+    """A producer that stays open, and new ones, at every level of the feature."""
+    bootstrap = changing_node.bootstrap
+    topic, group = Topics(bootstrap).create(), unique()
+    partition = f"{topic}:0"
+    old = java.transactional_producer(bootstrap, unique("old"))
+    expected = []
+    # At level 0 Kafka's coordinator refuses producers that had transactions at level 2, with UNSUPPORTED_VERSION.
+    levels = (2, 1, 2) if AGAINST_KAFKA else (2, 1, 0, 2, 0, 1, 2)
+    for number, level in enumerate(levels):
+        if number:
+            change = "upgrade" if level > levels[number - 1] else "downgrade"
+            tools.run(FEATURES, "--bootstrap-server", bootstrap, change, "--feature", f"transaction.version={level}")
+        new = java.transactional_producer(bootstrap, unique("new"))
+        for name, producer in (("old", old), ("new", new)):
+            for attempt, commit in enumerate((True, False, True)):
+                value = f"{name} {number} {attempt}"
+                producer.begin()
+                producer.send(topic, [{"value": value}])
+                producer.send_offsets(group, {partition: (len(expected) + 1, "")})
+                producer.end(commit=commit)
+                expected += [value] * commit
+        new.close()
+    old.close()
+    reader = java.consumer(bootstrap, "reader", topic, group_id=unique(), isolation_level="read_committed")
+    assert reader.wait_for_records(len(expected)) == expected
+    committed = java.consumer(bootstrap, "group", group_id=group, partitions=[partition])
+    assert committed.committed(partition) == {partition: [len(expected), ""]}
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,6 @@ public final class ExactlyOnceCopy {
         settings.put("isolation.level", "read_committed");
         settings.put("auto.offset.reset", "earliest");
         settings.put("enable.auto.commit", "false");
-        settings.put("max.poll.records", "20");
         Properties transactions = new Properties();
         transactions.put("bootstrap.servers", arguments[0]);
         transactions.put("transactional.id", arguments[4]);
