@@ -19,6 +19,7 @@ from apache_kafka import ApacheKafka, KafkaFailed, KafkaUnavailable
 SOURCES = Path(__file__).parent / "java"
 MAIN = "moldau.interop.Clients"
 WAIT_S = 30.0
+POLL_INTERVAL_S = 0.05
 JVM = ("java", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.awt.headless=true")
 LOG_LEVEL = "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"
 
@@ -353,9 +354,11 @@ def wait_until_shared(consumers: Sequence[JavaConsumer], partitions: set[str], t
     )
 
 
-def poll_until(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
+def poll_until(
+    condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S, interval_s: float = POLL_INTERVAL_S
+) -> None:
     """Polls a condition that no event reports."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"not so in {timeout_s} s: {what}"
-        time.sleep(0.05)
+        time.sleep(interval_s)

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from apache_kafka import ApacheKafka
-from java_clients import poll_until
+from java_clients import POLL_INTERVAL_S, poll_until
 
 JVM = ("java", "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.awt.headless=true")
 LOG_LEVEL = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
@@ -54,7 +54,9 @@ class ApplicationProcess:
             self._process.wait()
             raise AssertionError(f"the application did not stop in {STOP_TIMEOUT_S} s:\n{self.output_tail()}") from None
 
-    def wait_until(self, condition: Callable[[], bool], what: str, timeout_s: float) -> None:
+    def wait_until(
+        self, condition: Callable[[], bool], what: str, timeout_s: float, interval_s: float = POLL_INTERVAL_S
+    ) -> None:
         """Waits for the application; fails with its output if it ends or takes too long."""
 
         def is_met() -> bool:
@@ -62,7 +64,7 @@ class ApplicationProcess:
             return condition()
 
         try:
-            poll_until(is_met, what, timeout_s)
+            poll_until(is_met, what, timeout_s, interval_s)
         except AssertionError as error:
             raise AssertionError(f"{error}; output:\n{self.output_tail()}") from None
 

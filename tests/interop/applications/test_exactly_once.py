@@ -34,9 +34,12 @@ PARTITIONS = 3
 LATEST_TRANSACTION_VERSION = 2
 WORDS = [f"word{number}" for number in range(100)]
 KILLS = int(os.environ.get("MOLDAU_APPLICATION_KILLS", "20"))
+SEED = int(os.environ.get("MOLDAU_SEED", "1"))
 SAMPLE = 3
 """Kills of the short tests: the application, a node, and both."""
 PROGRESS_TIMEOUT_S = 120
+PROGRESS_INTERVAL_S = 0.5
+"""All output is read to see progress, so this is done less often than other checks."""
 READ_TIMEOUT_S = 60
 WRITE_INTERVAL_S = 0.01
 
@@ -80,7 +83,7 @@ class KilledApplication:
         self._cluster = cluster
         self._target = target
         self._start = start
-        self._chance = random.Random(target)
+        self._chance = random.Random(SEED)
         self.starts = 0
 
     def __enter__(self) -> Self:
@@ -120,7 +123,7 @@ class KilledApplication:
         self.wait_until(lambda: len(committed(self._cluster, self._target)) > count, "there is more output")
 
     def wait_until(self, condition: Callable[[], bool], what: str) -> None:
-        self._process.wait_until(condition, what, PROGRESS_TIMEOUT_S)
+        self._process.wait_until(condition, what, PROGRESS_TIMEOUT_S, PROGRESS_INTERVAL_S)
 
 
 # Kafka Streams
