@@ -5,6 +5,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 from confluent_kafka import KafkaException
@@ -132,7 +133,8 @@ class ChaosRun:
                 pause_s = self._recorder.longest_pause_s(started_at, recovered_at)
                 self._stats.add(kind, pause_s, recovered_at - started_at)
                 _print(
-                    f"{kind}: {healed_at - started_at:.1f} s, healthy after {recovered_at - healed_at:.1f} s more; "
+                    f"{datetime.now(UTC):%H:%M:%S} {kind}: {healed_at - started_at:.1f} s, "
+                    f"healthy after {recovered_at - healed_at:.1f} s more; "
                     f"longest pause of writes to a partition {pause_s:.1f} s"
                 )
 
