@@ -169,7 +169,11 @@ async def _append_batches(
                     raise InvalidRequiredAcksError(f"acks must be -1, 0 or 1, not {request.acks}")
                 batch = parse_batch(data.records or b"")
                 # Check this before the content of the batch, as in Kafka, so that the client learns of the leader.
-                partition.require_leader()
+                try:
+                    partition.require_leader()
+                except NotLeaderOrFollowerError as error:
+                    partition.note_rejected(batch, error)
+                    raise
                 guard = None
                 if verification is not None and batch.is_transactional:
                     guard = verification.guard(partition)

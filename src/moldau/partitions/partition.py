@@ -288,17 +288,17 @@ class Partition:
         guard of `begin_verification`. `transaction_version` is that of a marker; see `append_marker`.
         """
         async with self._lock:
-            leader = self.require_leader(current_leader_epoch)
-            leader_epoch = leader.image.leader_epoch
             log_ = self.log
             first = batches[0]
             try:
+                leader = self.require_leader(current_leader_epoch)
                 self.check_lease()
                 if acks_all:
                     leader.check_min_isr()
             except (NotLeaderOrFollowerError, NotEnoughReplicasError) as error:
                 log_.producers.note_rejected(first, error)
                 raise
+            leader_epoch = leader.image.leader_epoch
             if first.producer_id >= 0:
                 if first.attributes & CONTROL_MASK:
                     self._check_marker(leader, first, transaction_version)
@@ -329,6 +329,12 @@ class Partition:
             self.leader.on_flushed(log_.end_offset)
         self._flusher.start()
         return LogAppendInfo(base_offset, offset, append_time_ms, leader_epoch)
+
+    def note_rejected(self, batch: Batch, error: NotLeaderOrFollowerError) -> None:
+        """Records that a batch came before this broker was the leader. If it is the leader when the next batch of the
+        producer comes, that one is rejected with the same error, and the producer resends both in order."""
+        if batch.has_valid_checksum():
+            self.log.producers.note_rejected(batch, error)
 
     # Transactions
 

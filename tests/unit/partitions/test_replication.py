@@ -4,10 +4,17 @@ import asyncio
 
 import pytest
 
-from moldau.errors import CorruptRecordError, FencedLeaderEpochError, OffsetOutOfRangeError, StaleBrokerEpochError
+from moldau.errors import (
+    CorruptRecordError,
+    FencedLeaderEpochError,
+    NotLeaderOrFollowerError,
+    OffsetOutOfRangeError,
+    StaleBrokerEpochError,
+)
 from moldau.partitions.partition import DivergingEpochError
 from moldau.raft.messages import EpochEndOffset
-from support.replicas import Replicas, broker_image
+from moldau.records.batch import Batch
+from support.replicas import Replicas, batch, broker_image
 from support.replication_stories import run
 
 # Acknowledgement by fetches
@@ -204,5 +211,51 @@ def test_a_partition_without_a_leader_keeps_its_high_watermark() -> None:
         assert both[2].follower.fetch_position() is None
         assert both[2].high_watermark == 1
         assert both[2].latest_epoch_and_end_offset() == EpochEndOffset(0, 1)
+
+    run(main())
+
+
+# Batches that come before the election
+
+
+@pytest.mark.parametrize("refuse", ["append", "note_rejected"])
+def test_a_batch_behind_one_that_came_before_the_election_is_rejected_too(refuse: str) -> None:
+    """Producers have several batches in flight. After OUT_OF_ORDER_SEQUENCE_NUMBER, librdkafka would start a new epoch
+    and write batches in flight to other partitions twice."""
+
+    async def main() -> None:
+        both = Replicas((1, 2))
+        await both.begin()
+        await both.produce(1, b"a", producer_id=7, sequence=0)
+        await both.replicate(2)
+        early = batch(b"b", producer_id=7, sequence=1)
+        if refuse == "append":
+            with pytest.raises(NotLeaderOrFollowerError):
+                await both[2].append([early])
+        else:
+            with pytest.raises(NotLeaderOrFollowerError) as refused:
+                both[2].require_leader()
+            both[2].note_rejected(early, refused.value)
+        both.elect(2)
+        await both.publish_image()
+        with pytest.raises(NotLeaderOrFollowerError, match="sequence 1 of producer 7"):
+            await both.produce(2, b"c", producer_id=7, sequence=2)
+        for sequence, value in ((1, b"b"), (2, b"c")):
+            await both.produce(2, value, producer_id=7, sequence=sequence)
+        assert both[2].log.end_offset == 3
+
+    run(main())
+
+
+def test_a_damaged_batch_before_the_election_rejects_no_other() -> None:
+    async def main() -> None:
+        both = Replicas((1, 2))
+        await both.begin()
+        early = bytearray(batch(b"b", producer_id=7, sequence=0).data)
+        early[-1] ^= 1
+        both[2].note_rejected(Batch(memoryview(early)), NotLeaderOrFollowerError("not the leader"))
+        both.elect(2)
+        await both.publish_image()
+        await both.produce(2, b"c", producer_id=7, sequence=5)
 
     run(main())
