@@ -36,10 +36,10 @@ def transaction_hanging(
     """Show which transactions hold back consumers with read_committed.
 
     These consumers read up to the last stable offset, which is the start of the first open transaction of a partition.
-    One line per partition shows that transaction: its age, the time until its coordinator aborts it, and how many
-    offsets wait behind its start. An ongoing transaction ends with its producer or its timeout. A hanging one is
-    unknown to its coordinator and never ends; its age is the time since its last write. Apache Kafka does not return
-    client and host.
+    One line per partition shows that transaction: producer id and epoch, its age, the time left until its coordinator
+    aborts it, its start offset, and how many offsets wait from there on. An ongoing transaction ends with its producer
+    or its timeout. A hanging one is unknown to its coordinator and never ends; its age is the time since its last
+    write. Apache Kafka does not return client and host.
 
     moldau transaction hanging --topic orders --older-than 1min
     """
@@ -74,27 +74,17 @@ def transaction_hanging(
 
 
 def _print_transactions(transactions: list[OpenTransaction], now_ms: int) -> None:
-    numbers = ("start offset", "waiting")
-    rows = make_table(
-        "partition",
-        "transactional id",
-        "producer",
-        "client",
-        "host",
-        "status",
-        "age",
-        "time left",
-        *numbers,
-        numbers=numbers,
-    )
+    # Numbers are not folded in a narrow terminal.
+    numbers = ("producer", "age", "left", "start", "waiting")
+    rows = make_table("partition", "transactional id", "client", "host", "status", *numbers, numbers=numbers)
     for each in transactions:
         rows.add_row(
             str(each.partition),
             each.transactional_id or "-",
-            f"{each.producer.producer_id}:{each.producer.producer_epoch}",
             each.client_id or "-",
             each.client_host.removeprefix("/") or "-",
             each.status.value,
+            f"{each.producer.producer_id}:{each.producer.producer_epoch}",
             _duration_text(each.age_ms(now_ms)),
             _duration_text(each.remaining_ms(now_ms)),
             str(each.start_offset),
