@@ -58,7 +58,8 @@ from moldau.wire.transaction_group_id import group_of_member
 TransactionResult = CoordinatorResult[StateRecord, Sequence[CompletedRequest[Any]]]
 
 IDS_PER_EXPIRATION_PASS = 1_000
-"""An expiration step checks this many transactional ids. Requests can run between two steps."""
+"""An expiration step checks this many transactional ids. Requests can run between two steps. A round deletes at most
+this many groups, so that the tombstones fit into one batch."""
 
 REPORTED_TIMEOUT_MIN_MS = 10_000
 """A transaction with at least this timeout is reported before it times out, when 80 % of the time have passed."""
@@ -354,7 +355,7 @@ class TransactionCoordinatorShard:
         records: list[StateRecord] = []
         if self._ids_to_expire is None:
             self._ids_to_expire = deque(self._transactions)
-            records += self.groups.expired(oldest_ms)
+            records += self.groups.expired(oldest_ms, IDS_PER_EXPIRATION_PASS)
         elif not self._ids_to_expire:
             self._ids_to_expire = None
             return None

@@ -5,6 +5,7 @@ of the listed members, and the abort of all other open members.
 """
 
 from collections.abc import Callable, Collection, Mapping
+from itertools import islice
 
 from moldau.coordinator.result import CoordinatorResult, Now
 from moldau.errors import InvalidRequestError, InvalidTransactionStateError, MoldauError
@@ -164,13 +165,14 @@ class TransactionGroups:
     def _record(self, transactional_id: str, metadata: TransactionMetadata) -> TransactionRecord:
         return TransactionRecord(transactional_id, metadata, self._transaction_version())
 
-    def expired(self, oldest_ms: int) -> list[StateRecord]:
-        """Returns tombstones of the groups that are not needed and were not used since `oldest_ms`."""
-        return [
+    def expired(self, oldest_ms: int, count_max: int) -> list[StateRecord]:
+        """Returns tombstones of up to `count_max` groups that are not needed and were not used since `oldest_ms`."""
+        expired = (
             TransactionGroupRecord(group_id, None)
             for group_id, group in self._groups.items()
             if group.may_expire and group.last_update_ms <= oldest_ms
-        ]
+        )
+        return list(islice(expired, count_max))
 
 
 def _restarted(

@@ -15,6 +15,7 @@ from moldau.errors import (
 )
 from moldau.transactions.records import TransactionGroupRecord
 from moldau.transactions.requests import ProducerIdAndEpoch
+from moldau.transactions.shard import IDS_PER_EXPIRATION_PASS
 from moldau.transactions.transaction_group import ENDED_RUNS_MAX, TransactionGroupMetadata
 from moldau.transactions.transaction_metadata import PRODUCER_EPOCH_MAX, TV1, TransactionMetadata, TransactionState
 from moldau.wire.transaction_group_id import coordinator_key, group_of_member, member_transactional_id
@@ -330,6 +331,16 @@ def test_the_last_batch_of_a_query_outlives_its_members(harness: ShardHarness) -
     assert harness.shard.groups.get("never committed") is None
     assert harness.init_member(batch_id=0, run_id="r2") is None
     assert begin(harness, "0/0", 1, "r2") == ("0/0", (1004, 0))
+
+
+def test_groups_expire_in_batches_of_limited_size(harness: ShardHarness) -> None:
+    for number in range(IDS_PER_EXPIRATION_PASS + 1):
+        harness.end_group(group_id=f"g{number}", is_last=True)
+    harness.now_ms += 7 * DAY_MS
+    appends = len(harness.log)
+    expire(harness)
+    expire(harness)
+    assert [len(records) for records in harness.log[appends:]] == [IDS_PER_EXPIRATION_PASS, 1]
 
 
 # Random schedules
