@@ -246,14 +246,14 @@ def test_a_stream_from_an_older_checkpoint_fails_instead_of_skipping_rows(
 def test_numbered_batches_of_foreach_batch_are_written_once(
     spark: SparkSession, broker: Broker, written: LogWriter, tmp_path: Path
 ) -> None:
-    source, target, other = written.create(), written.create(), written.create()
+    source, target, second, third = (written.create() for _ in range(4))
     written.send(source, range(6))
     read = spark.readStream.format("moldau").option("kafka.bootstrap.servers", broker.bootstrap)
     frame = read.options(subscribe=source, startingOffsets="earliest", maxOffsetsPerTrigger="4").load()
 
     def write(batch: DataFrame, batch_id: int) -> None:
         numbered = {"kafka.bootstrap.servers": broker.bootstrap, "batchId": str(batch_id)}
-        for options in ({"topic": target}, {"topic": other, "appId": f"{other}-app"}):
+        for options in ({"topic": target}, {"topic": second}, {"topic": third, "appId": f"{third}-app"}):
             batch.select("value").write.format("moldau").mode("append").options(**numbered, **options).save()
 
     def run() -> None:
@@ -263,7 +263,7 @@ def test_numbered_batches_of_foreach_batch_are_written_once(
     run()
     assert forget_last_commit(tmp_path) == 1
     run()
-    for topic in (target, other):
+    for topic in (target, second, third):
         values = [int(each.value or b"") for each in committed_records(broker.bootstrap, topic)]
         assert sorted(values) == list(range(6))
 

@@ -58,7 +58,7 @@ class Batch:
     """Stays the same when the query restarts."""
     number: int
     run_id: str
-    """The run of the query, which changes when it restarts."""
+    """The run of the query, which changes when it restarts, or the batch write."""
     is_last: bool
     """Whether no batch will follow."""
 
@@ -93,23 +93,34 @@ class TopicCommitMessage(WriterCommitMessage):
 
 def task_of(context: TaskContext, options: TopicSinkOptions, write_id: str) -> Task:
     """Returns the identity of a task. `write_id` identifies a batch write outside of a streaming query."""
-    query_id = context.getLocalProperty("sql.streaming.queryId")
-    # Spark starts all jobs of a query in a job group that has the id of the run.
-    run_id = (context.getLocalProperty("spark.jobGroup.id") if query_id else None) or write_id
-    writer_id = options.app_id or query_id
+    writer_id = options.app_id or _query_writer_id(context, options)
     if options.is_stream:
         batch_number = context.getLocalProperty("streaming.sql.batchId")
         assert writer_id is not None, "Spark passes the id of the query"
         assert batch_number is not None, "Spark passes the number of the micro-batch"
+        # Spark starts all jobs of a query in a job group that has the id of the run.
+        run_id = context.getLocalProperty("spark.jobGroup.id") or write_id
         batch = Batch(writer_id, int(batch_number), run_id, is_last=False)
     elif options.batch_id is not None:
         if writer_id is None:
             raise SparkSourceError("batchId needs appId outside of foreachBatch: set both, or neither")
-        batch = Batch(writer_id, options.batch_id, run_id, is_last=False)
+        # In foreachBatch the job group may be the user's own. It may also repeat a write that has failed, which is
+        # another run then.
+        batch = Batch(writer_id, options.batch_id, write_id, is_last=False)
     else:
         batch = Batch(write_id, 0, write_id, is_last=True)
     slot = context.taskAttemptId() % SLOTS
     return Task(batch, f"{context.partitionId()}/{context.attemptNumber()}.{slot}")
+
+
+def _query_writer_id(context: TaskContext, options: TopicSinkOptions) -> str | None:
+    """Returns the id of the streaming query and the topic; None outside of a query.
+
+    With the query's id alone, the second of two writes in foreachBatch would find its batch committed and write
+    nothing. The same would happen to a query that writes to another topic with a copy of a checkpoint.
+    """
+    query_id = context.getLocalProperty("sql.streaming.queryId")
+    return query_id if not query_id or options.topic is None else f"{query_id}.{options.topic}"
 
 
 def commit_batch(messages: Sequence[WriterCommitMessage | None], options: TopicSinkOptions) -> None:
@@ -123,10 +134,16 @@ async def _commit(messages: Sequence[TopicCommitMessage], options: TopicSinkOpti
     batch = messages[0].batch
     cluster = await event_loop_thread().cluster(options.connection)
     sections = [section for message in messages for section in message.sections]
+    members = [each.member for each in messages if each.member is not None]
     try:
+        has_groups = await TransactionGroup.is_supported(cluster)
+        if sections if has_groups else members:
+            raise SparkSourceError(
+                f"only some brokers at {options.bootstrap} have transaction groups: upgrade all, and start the query "
+                "again"
+            )
         offsets = await offsets_in_cluster(cluster, planned_positions(options.checkpoint_location, batch.number))
-        if await TransactionGroup.is_supported(cluster):
-            members = [each.member for each in messages if each.member is not None]
+        if has_groups:
             await _commit_members(transaction_group(cluster, options, batch), members, batch, offsets)
         elif sections:
             await _write_staged(cluster, sections, options, batch, offsets)

@@ -5,7 +5,7 @@ import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pyarrow as pa
 import pytest
@@ -283,6 +283,25 @@ def test_a_failed_task_ends_its_transaction_at_once(group_query: Query) -> None:
     assert group_query.values() == []
 
 
+@pytest.mark.parametrize("driver_has_groups", [False, True])
+@pytest.mark.parametrize("tasks_have_groups", [(False, False), (False, True), (True, True)])
+def test_no_row_is_lost_while_only_some_brokers_have_transaction_groups(
+    group_query: Query, monkeypatch: pytest.MonkeyPatch, tasks_have_groups: tuple[bool, bool], driver_has_groups: bool
+) -> None:
+    """The brokers are being upgraded, and each process asks another one."""
+    found = [*tasks_have_groups, driver_has_groups, True]
+    monkeypatch.setattr(TransactionGroup, "is_supported", AsyncMock(side_effect=found))
+    messages = [group_query.write(0, value, task=f"{value}/0") for value in "ab"]
+    if set(tasks_have_groups) == {driver_has_groups}:
+        group_query.commit(*messages)
+        assert group_query.values() == ["a", "b"]
+        return
+    with pytest.raises(SparkSourceError, match=r"only some brokers at .* have transaction groups: upgrade all"):
+        group_query.commit(*messages)
+    abort_batch(messages, group_query.options())
+    assert group_query.values() == []
+
+
 # Other brokers
 
 
@@ -317,8 +336,11 @@ STREAM = {"sql.streaming.queryId": "q", "streaming.sql.batchId": "7", "spark.job
     [
         (STREAM, {}, True, Batch("q", 7, "run", is_last=False)),
         (STREAM, {"appId": "app"}, True, Batch("app", 7, "run", is_last=False)),
-        (STREAM, {"batchId": "5"}, False, Batch("q", 5, "run", is_last=False)),
-        (STREAM, {"batchId": "5", "appId": "app"}, False, Batch("app", 5, "run", is_last=False)),
+        (STREAM, {"topic": "t"}, True, Batch("q.t", 7, "run", is_last=False)),
+        (STREAM, {"topic": "t", "appId": "app"}, True, Batch("app", 7, "run", is_last=False)),
+        (STREAM, {"batchId": "5"}, False, Batch("q", 5, "w", is_last=False)),
+        (STREAM, {"batchId": "5", "topic": "t"}, False, Batch("q.t", 5, "w", is_last=False)),
+        (STREAM, {"batchId": "5", "appId": "app"}, False, Batch("app", 5, "w", is_last=False)),
         (STREAM, {"delivery": "exactly-once"}, False, Batch("w", 0, "w", is_last=True)),
         ({"spark.jobGroup.id": "g"}, {"delivery": "exactly-once"}, False, Batch("w", 0, "w", is_last=True)),
         ({}, {"batchId": "5", "appId": "app"}, False, Batch("app", 5, "w", is_last=False)),
