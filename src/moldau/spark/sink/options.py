@@ -104,7 +104,7 @@ def parse_topic_options(options: Mapping[str, str], *, is_stream: bool = False) 
         includes_headers=own.boolean("includeHeaders", True),
         is_stream=is_stream,
         is_exactly_once=is_exactly_once,
-        transaction_timeout_ms=kafka.integer("transaction.timeout.ms", 1, TRANSACTION_TIMEOUT_MS),
+        transaction_timeout_ms=_transaction_timeout_ms(kafka),
         app_id=_app_id(own, is_stream=is_stream, has_batch_id=batch_id is not None),
         batch_id=batch_id,
         checkpoint_location=_checkpoint_location(options) if is_stream else None,
@@ -113,6 +113,13 @@ def parse_topic_options(options: Mapping[str, str], *, is_stream: bool = False) 
 
 def _checkpoint_location(options: Mapping[str, str]) -> str | None:
     return next((value for name, value in options.items() if name.lower() == "checkpointlocation"), None)
+
+
+def _transaction_timeout_ms(kafka: OptionReader) -> int:
+    timeout_ms = kafka.integer("transaction.timeout.ms", 1, TRANSACTION_TIMEOUT_MS)
+    if timeout_ms >= 2**31:
+        raise OptionError(f"kafka.transaction.timeout.ms must be at most {2**31 - 1}, not {timeout_ms}")
+    return timeout_ms
 
 
 def _app_id(own: OptionReader, *, is_stream: bool, has_batch_id: bool) -> str | None:

@@ -109,6 +109,11 @@ def test_the_transaction_timeout_is_a_setting_of_kafka() -> None:
         ({"delivery": "twice"}, True, r"delivery must be exactly-once or at-least-once, not 'twice'"),
         ({"kafka.acks": "1"}, True, r"delivery=exactly-once, the default of streams, needs an idempotent producer"),
         ({"kafka.acks": "1", "delivery": "exactly-once"}, False, r"needs an idempotent producer: leave out kafka.acks"),
+        (
+            {"kafka.transaction.timeout.ms": "2147483648"},
+            True,
+            r"timeout\.ms must be at most 2147483647, not 2147483648",
+        ),
         ({"batchId": "1"}, True, r"batchId is for batch writes in foreachBatch"),
         ({"batchId": "-1"}, False, r"batchId must be an integer, 0 or more"),
         ({"appId": "a"}, False, r"appId needs batchId in a batch write"),
