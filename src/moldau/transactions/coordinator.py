@@ -214,7 +214,8 @@ class TransactionCoordinator:
         while an earlier transaction of the member is being completed."""
         self._check_timeout(request.timeout_ms)
         response = await self._group_shard(request.group_id, request.batch_id, request.run_id).submit_with_producer_id(
-            lambda shard, now, producer_id: shard.groups.init_member(now, request, producer_id)
+            lambda shard, now, producer_id: shard.groups.init_member(now, request, producer_id),
+            too_large_error=InvalidRequestError,
         )
         assert isinstance(response, ProducerIdAndEpoch | BatchCommitted)
         return response

@@ -35,6 +35,10 @@ from moldau.wire.transaction_group_id import group_of_member, member_transaction
 
 MemberResult = CoordinatorResult[StateRecord, ProducerIdAndEpoch | ProducerIdNeeded | BatchCommitted | MoldauError]
 
+ABORTS_MAX = 1_000
+"""The number of members that one request aborts in addition to what it does, so that this fits into one batch. Others
+are aborted by the next requests or by their timeouts; they cannot be committed."""
+
 _NO_GROUP = TransactionGroupMetadata()
 
 
@@ -151,9 +155,12 @@ class TransactionGroups:
         return records
 
     def _aborted_members(self, group_id: str, now: Now, *, except_for: Collection[str]) -> list[TransactionRecord]:
-        """Returns the aborts of the open transactions. One that needs a new producer id is left to its timeout."""
-        records = []
+        """Returns the aborts of up to ABORTS_MAX open transactions. One that needs a new producer id is left to its
+        timeout."""
+        records: list[TransactionRecord] = []
         for transactional_id in self._members.get(group_id, ()):
+            if len(records) == ABORTS_MAX:
+                break
             metadata = self._transactions[transactional_id]
             if transactional_id in except_for or metadata.state is not TransactionState.ONGOING:
                 continue

@@ -73,13 +73,15 @@ class TransactionShard:
 
         return await self.driver.submit(run, too_large_error=too_large_error)
 
-    async def submit_with_producer_id(self, operation: OperationWithProducerId) -> Any:
-        """Runs an operation, with a new producer id only if the operation needs one."""
-        response = await self.submit(lambda shard, now: operation(shard, now, None))
+    async def submit_with_producer_id(
+        self, operation: OperationWithProducerId, *, too_large_error: type[MoldauError] = MoldauError
+    ) -> Any:
+        """Runs an operation as `submit` does, with a new producer id only if the operation needs one."""
+        response = await self.submit(lambda shard, now: operation(shard, now, None), too_large_error=too_large_error)
         if response is not PRODUCER_ID_NEEDED:
             return response
         producer_id = await self._generate_producer_id()
-        return await self.submit(lambda shard, now: operation(shard, now, producer_id))
+        return await self.submit(lambda shard, now: operation(shard, now, producer_id), too_large_error=too_large_error)
 
     # Completion of transactions
 

@@ -13,10 +13,11 @@ from moldau.errors import (
     MoldauError,
     ProducerFencedError,
 )
-from moldau.transactions.records import TransactionGroupRecord
+from moldau.transactions.records import TransactionGroupRecord, TransactionRecord
 from moldau.transactions.requests import ProducerIdAndEpoch
 from moldau.transactions.shard import IDS_PER_EXPIRATION_PASS
 from moldau.transactions.transaction_group import ENDED_RUNS_MAX, TransactionGroupMetadata
+from moldau.transactions.transaction_groups import ABORTS_MAX
 from moldau.transactions.transaction_metadata import PRODUCER_EPOCH_MAX, TV1, TransactionMetadata, TransactionState
 from moldau.wire.transaction_group_id import coordinator_key, group_of_member, member_transactional_id
 from support.transactions import DAY_MS, TIMEOUT_MS, ShardHarness
@@ -230,6 +231,23 @@ def test_an_abort_of_an_ended_run_does_nothing(harness: ShardHarness) -> None:
     harness.end_group(member, run_id="r2")
     harness.end_group(commit=False, group_id="unknown")
     assert harness.shard.groups.get("unknown") is None
+
+
+def test_the_number_of_aborts_in_one_append_is_limited(harness: ShardHarness) -> None:
+    """Otherwise a batch with too many members could not be aborted, and would stop later runs until its timeout."""
+    for number in range(2 * ABORTS_MAX + 1):
+        begin(harness, f"{number}/0")
+    appends = len(harness.log)
+    harness.end_group(commit=False)
+    member = begin(harness, "new", run_id="r2")
+    harness.end_group(member, run_id="r2")
+    aborts = [
+        sum(isinstance(each, TransactionRecord) and each.metadata is not None for each in records)
+        for records in harness.log[appends:]
+    ]
+    # The new member begins, adds its partition, and commits with the last abort.
+    assert aborts == [ABORTS_MAX, ABORTS_MAX + 1, 1, 2]
+    assert state_of(harness, "new") is STATES.PREPARE_COMMIT
 
 
 # Runs

@@ -260,6 +260,11 @@ def user_error(error: KafkaError, options: TopicSinkOptions, batch: Batch) -> Sp
                 f"longer than kafka.transaction.timeout.ms ({options.transaction_timeout_ms}), or another run of the "
                 "query has started. Raise the timeout or make batches smaller, and start the query again"
             )
+        case ErrorCode.invalid_request if "too large" in error.message:
+            text = (
+                f"batch {batch.number} of {batch.writer_id} was not written to {options.bootstrap} ({error}): too many "
+                "tasks write to too many partitions. Write with fewer tasks, such as .coalesce(200)"
+            )
         case ErrorCode.invalid_transaction_timeout:
             text = (
                 f"the brokers at {options.bootstrap} do not allow kafka.transaction.timeout.ms="

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 
+from moldau.client.admin.admin import Admin
 from moldau.client.consumer.subscription_state import OffsetAndMetadata
 from moldau.client.group.offsets import GroupOffsets
 from moldau.client.producer.transaction_group import TransactionGroup
@@ -300,6 +301,23 @@ def test_no_row_is_lost_while_only_some_brokers_have_transaction_groups(
         group_query.commit(*messages)
     abort_batch(messages, group_query.options())
     assert group_query.values() == []
+
+
+def test_a_batch_with_too_many_tasks() -> None:
+    with Broker() as broker:
+        query = Query(broker)
+        query.commit(query.write(0, "a"))
+
+        async def lower_limit() -> None:
+            cluster = await event_loop_thread().cluster(query.options().connection)
+            await Admin(cluster).alter_topic_configs("__transaction_state", {"max.message.bytes": "600"})
+
+        event_loop_thread().run(lower_limit())
+        messages = [query.write(1, "b", task=f"{number}/0") for number in range(6)]
+        with pytest.raises(SparkSourceError, match=r"too large .*Write with fewer tasks, such as \.coalesce\(200\)"):
+            query.commit(*messages)
+        with pytest.raises(SparkSourceError, match="Write with fewer tasks"):
+            query.write(1, "b", run="r2")
 
 
 # Other brokers
