@@ -13,7 +13,6 @@ from moldau.pipelines.planner.topic_streams import data_source_options
 from moldau.pipelines.records.bad_records import without_metadata
 from moldau.pipelines.records.columns import METADATA
 from moldau.pipelines.records.encoder import check_column, encode_records
-from moldau.spark.sink.options import AT_LEAST_ONCE
 
 CONSOLE_ROWS_MAX = 20
 
@@ -75,8 +74,7 @@ def topic_writer(
         return frame.writeStream.format("moldau").options(**options)
 
     def append(batch: DataFrame, batch_id: int) -> None:
-        numbered = options if options.get("delivery") == AT_LEAST_ONCE else {**options, "batchId": str(batch_id)}
-        batch.write.format("moldau").mode("append").options(**numbered).save()
+        batch.write.format("moldau").mode("append").options(**options, batchId=str(batch_id)).save()
 
     # Use foreachBatch, because Spark rejects `update` for Python data sources, and overwrites in the mode `complete`.
     return frame.writeStream.outputMode(mode).foreachBatch(append)
