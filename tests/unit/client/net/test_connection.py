@@ -244,9 +244,9 @@ def test_no_broker_is_a_lost_connection() -> None:
 def test_a_failed_handshake_leaves_no_open_connection(answer: ScriptedResponse) -> None:
     async def main() -> None:
         async with ScriptedBroker({ApiKey.API_VERSIONS: lambda _: answer}) as broker:
-            expected = RequestTimedOutError if answer is Hang else ConnectionLostError
+            expected, timeout_ms = (RequestTimedOutError, 30) if answer is Hang else (ConnectionLostError, TIMEOUT_MS)
             with pytest.raises(expected):
-                await Connection.open("127.0.0.1", broker.port, timeout_ms=30)
+                await Connection.open("127.0.0.1", broker.port, timeout_ms=timeout_ms)
 
     asyncio.run(main())
 
