@@ -36,7 +36,7 @@ class Ablation:
     """Adapts the seed's fault plan so that the safeguard matters."""
 
 
-def _replacing(owner: object, name: str, replacement: object, profile: str, **plan_changes: Any) -> Ablation:
+def replacing(owner: object, name: str, replacement: object, profile: str, **plan_changes: Any) -> Ablation:
     """Returns an ablation that replaces an attribute of the code under test and runs in a fault profile."""
     return Ablation(
         partial(mock.patch.object, owner, name, replacement),
@@ -44,7 +44,7 @@ def _replacing(owner: object, name: str, replacement: object, profile: str, **pl
     )
 
 
-def _returning(value: object) -> Callable[..., object]:
+def returning(value: object) -> Callable[..., object]:
     return lambda *_: value
 
 
@@ -100,41 +100,41 @@ def _own_durable_offset(leader: LeaderState) -> int:
 # Each comment in the mapping describes the wrong behaviour that the replacement causes.
 ABLATIONS: Mapping[str, Ablation] = {
     # Leaders and followers count appended records as durable before the records are synced.
-    "fsync-before-ack": _replacing(LogFlusher, "flushed_offset", _appended_offset, "power cuts", sync_ms_max=20.0),
+    "fsync-before-ack": replacing(LogFlusher, "flushed_offset", _appended_offset, "power cuts", sync_ms_max=20.0),
     # Followers report records as replicated before they have synced them.
-    "unsynced-followers": _replacing(
+    "unsynced-followers": replacing(
         FollowerReplica, "replicated_offset", _appended_offset_of_follower, "power cuts", sync_ms_max=20.0
     ),
     # Nodes grant a vote before the vote is on disk.
-    "vote-before-save": _replacing(FileQuorumStateStore, "save", _save_later, "elections", fault_interval_s=0.5),
+    "vote-before-save": replacing(FileQuorumStateStore, "save", _save_later, "elections", fault_interval_s=0.5),
     # Nodes vote for a candidate whose log is behind their own log.
-    "up-to-date-log": _replacing(QuorumState, "is_up_to_date", _returning(True), "everything"),
+    "up-to-date-log": replacing(QuorumState, "is_up_to_date", returning(True), "everything"),
     # A node without a leader starts an election without a pre-vote.
-    "pre-vote": _replacing(QuorumState, "needs_pre_vote", _returning(False), "rejoins"),
+    "pre-vote": replacing(QuorumState, "needs_pre_vote", returning(False), "rejoins"),
     # Followers keep the part of their log that diverges from the leader's log.
-    "truncation": _replacing(follower_replica, "truncation_offset", _no_truncation, "network"),
+    "truncation": replacing(follower_replica, "truncation_offset", _no_truncation, "network"),
     # Leaders wait only for the members of a proposed ISR, before the controller has accepted the proposal.
-    "maximal-in-sync": _replacing(PartitionLeaderState, "maximal_isr", _proposed_isr, "network"),
+    "maximal-in-sync": replacing(PartitionLeaderState, "maximal_isr", _proposed_isr, "network"),
     # The controller accepts an ISR change that is based on an old partition epoch.
-    "partition-epoch": _replacing(
+    "partition-epoch": replacing(
         isr,
         "_check_partition_epoch",
-        _returning(None),
+        returning(None),
         "flapping",
         faults=30,
         fault_duration_s_min=1.5,
         fault_duration_s_max=2.5,
     ),
     # The controller treats every restart of a broker as clean.
-    "broker-epoch": _replacing(brokers, "is_clean_restart", _returning(True), "one at a time"),
+    "broker-epoch": replacing(brokers, "is_clean_restart", returning(True), "one at a time"),
     # Leaders acknowledge records after their lease has expired.
-    "lease": _replacing(Partition, "check_lease", _returning(None), "pauses"),
+    "lease": replacing(Partition, "check_lease", returning(None), "pauses"),
     # Consumers can read beyond the high watermark.
-    "high-watermark": _replacing(Partition, "visible_end", _log_end, "network"),
+    "high-watermark": replacing(Partition, "visible_end", _log_end, "network"),
     # Followers lose their producer state after each append.
-    "producers-on-followers": _replacing(FollowerReplica, "_append_from_leader", _append_without_producers, "kills"),
+    "producers-on-followers": replacing(FollowerReplica, "_append_from_leader", _append_without_producers, "kills"),
     # Group coordinators serve requests before they have loaded their groups.
-    "group-load": _replacing(ShardDriver, "is_empty", True, "kills"),
+    "group-load": replacing(ShardDriver, "is_empty", True, "kills"),
     # Metadata counts as committed when only the leader has it on disk.
-    "metadata-commit": _replacing(LeaderState, "majority_end_offset", _own_durable_offset, "network"),
+    "metadata-commit": replacing(LeaderState, "majority_end_offset", _own_durable_offset, "network"),
 }

@@ -32,6 +32,7 @@ class _ReplicaObservation:
     high_watermark: int = 0
     end: int = 0
     is_leader: bool = False
+    last_stable_offset: int = 0
 
 
 @dataclass(eq=False)
@@ -116,6 +117,27 @@ class InvariantChecker:
                 if partition.is_leader:
                     found.add(partition.high_watermark)
         return all(len(each) == 1 for each in ends.values())
+
+    def unstable_partitions(self) -> list[str]:
+        """Returns the partitions in which a transaction holds back the last stable offset."""
+        return [
+            f"{partition.name} at {partition.last_stable_offset} of {partition.high_watermark}"
+            for server in self.servers
+            for partition in _partitions(server.broker)
+            if partition.is_leader and partition.last_stable_offset < partition.high_watermark
+        ]
+
+    def unfinished_transactions(self) -> list[str]:
+        """Returns the transactions that are ongoing, or whose markers are not written to all partitions."""
+        return [
+            f"{transactional_id!r} on {server.name}: {metadata}"
+            for server in self.servers
+            if server.broker is not None
+            for shard in server.broker.transactions._shards.shards
+            if shard.driver.shard is not None
+            for transactional_id, metadata in shard.driver.shard._transactions.items()
+            if not metadata.is_idle
+        ]
 
     def replica(self, node_id: int, partition: tuple[str, int]) -> Partition | None:
         """Returns the replica of a partition on a node, or None if the node has no such replica."""
@@ -276,6 +298,8 @@ class InvariantChecker:
 
     def _check_leader(self, server: ServerHost, partition: Partition, seen: _ReplicaObservation) -> None:
         name, epoch = partition.name, partition.leader_epoch
+        if name.topic not in self.lossy_topics:
+            self._check_last_stable_offset(server, partition, seen)
         if seen.is_leader and epoch == seen.epoch:
             return
         if seen.is_leader and epoch < seen.epoch:
@@ -290,6 +314,15 @@ class InvariantChecker:
         if name.topic not in self.lossy_topics and seen.end < committed:
             ends = f"{seen.end}, and {committed} is committed"
             self._report_violation(f"{server.name} leads {name} in epoch {epoch} with a log that ends at {ends}")
+
+    def _check_last_stable_offset(self, server: ServerHost, partition: Partition, seen: _ReplicaObservation) -> None:
+        stable, high_watermark, name = partition.last_stable_offset, partition.high_watermark, partition.name
+        if stable > high_watermark:
+            self._report_violation(f"the last stable offset of {name} on {server.name} is {stable} of {high_watermark}")
+        if seen.is_leader and partition.leader_epoch == seen.epoch and stable < seen.last_stable_offset:
+            fall = f"from {seen.last_stable_offset} to {stable}"
+            self._report_violation(f"the last stable offset of {name} on {server.name} fell {fall}")
+        seen.last_stable_offset = stable
 
     def _on_high_watermark_changed(self, server: ServerHost, partition: Partition, before: int, after: int) -> None:
         name, key = partition.name, _key(partition)

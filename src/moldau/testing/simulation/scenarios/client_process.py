@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import random
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,7 +12,7 @@ from moldau.client.errors import KafkaError
 from moldau.testing.simulation.checkers.history_groups import GroupHistory
 from moldau.testing.simulation.platform.simulation import Host, Simulation
 from moldau.testing.simulation.scenarios.outcome import ScenarioError, format_error
-from moldau.testing.simulation.workloads.groups import ClusterWorkload, GroupMember, GroupMemberPlan
+from moldau.testing.simulation.workloads.groups import ClusterFactory, ClusterWorkload, GroupMember, GroupMemberPlan
 from moldau.testing.simulation.workloads.recorder import RecordingCluster
 
 T = TypeVar("T")
@@ -89,13 +90,19 @@ class GroupClients:
         return self._open_cluster(self.hosts[0], client_id)
 
     def member_process(self, name: str, plan: GroupMemberPlan) -> ClientProcess:
-        """Adds a host for a group member. Each start of the process is a new client with its own random stream."""
+        """Adds a host for a group member."""
+        return self.process(name, lambda *common: GroupMember(*common, plan, self.history))
+
+    def process(
+        self, name: str, create_program: Callable[[str, random.Random, ClusterFactory], ClusterWorkload]
+    ) -> ClientProcess:
+        """Adds a host for a client program. Each start of the process has a new name, which is its client id, and its
+        own random stream."""
         incarnations = itertools.count()
 
         def create(host: Host) -> ClusterWorkload:
             label = f"{name}-{next(incarnations)}"
-            open_cluster = partial(self._open_cluster, host)
-            return GroupMember(label, self.simulation.random_for(label), open_cluster, plan, self.history)
+            return create_program(label, self.simulation.random_for(label), partial(self._open_cluster, host))
 
         self.hosts.append(self.simulation.add_host(name))
         return ClientProcess(self.hosts[-1], create)

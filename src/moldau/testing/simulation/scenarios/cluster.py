@@ -6,7 +6,7 @@ progress. At the end, all replicas are compared with each other, and with the re
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import ClassVar
 
@@ -16,7 +16,7 @@ from moldau.logs.store import Log
 from moldau.records.record import iterate_records
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.topic import TopicSettings
-from moldau.testing.simulation.ablations.cluster import ABLATIONS
+from moldau.testing.simulation.ablations.cluster import ABLATIONS, Ablation
 from moldau.testing.simulation.checkers.groups import check_groups
 from moldau.testing.simulation.checkers.history import ClusterHistory, LogContent, Partition, TopicChange
 from moldau.testing.simulation.checkers.history_groups import GroupHistory, OperationResult
@@ -66,6 +66,7 @@ READ_BYTES = 1 << 20
 class ClusterScenario(Scenario):
     NAME = "cluster"
     NODES: ClassVar[Sequence[int]] = (3, 3, 3, 3, 5)
+    ABLATIONS: ClassVar[Mapping[str, Ablation]] = ABLATIONS
     SWITCHES = {name: ablation.switch for name, ablation in ABLATIONS.items()}
 
     def __init__(self, seed: int, ablation: str | None = None) -> None:
@@ -80,7 +81,7 @@ class ClusterScenario(Scenario):
             sync_ms_max=draw.choice((0.5, 3.0, 20.0)),
         )
         if self.ablation:
-            plan = ABLATIONS[self.ablation].plan(plan)
+            plan = self.ABLATIONS[self.ablation].plan(plan)
         self._topics = draw_topics(draw, is_cached=plan.profile == "one at a time")
         self._replication = min(REPLICATION, plan.nodes)
         self._partitions = [each for topic in self._topics for each in topic.partitions]
@@ -141,7 +142,7 @@ class ClusterScenario(Scenario):
         for member in self._members:
             member.start()
         elections = cluster.outcome.counts["quorum elections"]
-        await cluster.inject_faults()
+        await self._inject_faults()
         if cluster.plan.profile == "rejoins" and cluster.outcome.counts["quorum elections"] > elections:
             cluster.outcome.add_violation("rejoining nodes caused elections")
         if cluster.outcome.violations:
@@ -164,6 +165,9 @@ class ClusterScenario(Scenario):
         await asyncio.gather(*reader_tasks)
         await self._read_final_state()
         await cluster.stop()
+
+    async def _inject_faults(self) -> None:
+        await self.cluster.inject_faults()
 
     def check(self) -> Iterable[object]:
         return [*check_cluster(self.records), *check_groups(self.groups)]
@@ -279,11 +283,13 @@ class ClusterScenario(Scenario):
 
         await self._run_client(fetch_all)
 
-    async def _run_client(self, operation: Callable[[RecordingCluster], Awaitable[None]]) -> None:
+    async def _run_client(
+        self, operation: Callable[[RecordingCluster], Awaitable[None]], clients: GroupClients | None = None
+    ) -> None:
         """Runs a client operation against a healthy cluster. Retries errors, because leaders may still change."""
 
         async def call() -> None:
-            async with self._clients.open_cluster("observer") as cluster:
+            async with (clients or self._clients).open_cluster("observer") as cluster:
                 retry = cluster.retry(RESPONSE_TIMEOUT_MS)
                 while True:
                     try:

@@ -49,6 +49,8 @@ class RecordingCluster(Cluster):
     def __init__(self, bootstrap: str, history: GroupHistory, **options: Any) -> None:
         super().__init__(bootstrap, **options)
         self.history = history
+        self.feature_level_max: int | None = None
+        """The maximum level of features that the client knows. Older clients know lower levels."""
         self._recorders: Mapping[ApiKey, Recorder] = {
             ApiKey.OFFSET_COMMIT: self._commit,
             ApiKey.OFFSET_FETCH: self._fetch_offsets,
@@ -58,6 +60,10 @@ class RecordingCluster(Cluster):
             ApiKey.SYNC_GROUP: self._sync,
             ApiKey.HEARTBEAT: self._heartbeat,
         }
+
+    def feature_level(self, name: str) -> int:
+        level = super().feature_level(name)
+        return level if self.feature_level_max is None else min(level, self.feature_level_max)
 
     async def call(self, node_id: int | None, api: ApiKey, tree: Mapping[str, Any], **options: Any) -> Message:
         call = super().call
