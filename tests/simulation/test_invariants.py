@@ -33,6 +33,11 @@ class FakePartition:
         self.leader: Any = SimpleNamespace(state=None)
         self.leader_epoch = -1
         self.high_watermark = 0
+        self.first_unstable_offset: int | None = None
+
+    @property
+    def last_stable_offset(self) -> int:
+        return self.high_watermark if self.first_unstable_offset is None else self.first_unstable_offset
 
     @property
     def is_leader(self) -> bool:
@@ -151,6 +156,30 @@ def test_a_quorum_epoch_that_falls_over_a_restart(cluster: Cluster) -> None:
     one.boot()
     one.quorum.epoch = 3
     assert "the quorum epoch of node-1 fell to 3" in cluster.check()[0]
+
+
+def test_a_last_stable_offset_that_falls(cluster: Cluster) -> None:
+    partition = cluster.servers[0].partition
+    partition.lead(epoch=0, high_watermark=4)
+    assert cluster.check() == []
+    partition.first_unstable_offset = 3
+    assert cluster.check() == ["invariant: the last stable offset of orders-0 on node-1 fell from 4 to 3"]
+
+
+def test_a_last_stable_offset_may_fall_with_a_new_leader_epoch(cluster: Cluster) -> None:
+    partition = cluster.servers[0].partition
+    partition.lead(epoch=0, high_watermark=4)
+    assert cluster.check() == []
+    partition.lead(epoch=1, high_watermark=4)
+    partition.first_unstable_offset = 3
+    assert cluster.check() == []
+
+
+def test_a_last_stable_offset_above_the_high_watermark(cluster: Cluster) -> None:
+    partition = cluster.servers[0].partition
+    partition.lead(epoch=0, high_watermark=4)
+    partition.first_unstable_offset = 5
+    assert cluster.check() == ["invariant: the last stable offset of orders-0 on node-1 is 5 of 4"]
 
 
 def test_a_leader_that_lacks_committed_records(cluster: Cluster) -> None:

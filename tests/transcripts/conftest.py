@@ -10,6 +10,7 @@ from moldau.testing.simulation.platform.loop import SimulatedLoop
 from transcripts.broker_runner import BrokerTranscriptRunner
 from transcripts.control_plane_runner import ControlPlaneTranscriptRunner
 from transcripts.controller_runner import ControllerTranscriptRunner
+from transcripts.delayed_runner import DelayedTranscriptRunner
 from transcripts.group_runner import GroupTranscriptRunner
 from transcripts.member_runner import MemberTranscriptRunner
 from transcripts.quorum_runner import QuorumTranscriptRunner
@@ -19,6 +20,7 @@ from transcripts.transaction_runner import TransactionTranscriptRunner
 TranscriptRunner = (
     ControlPlaneTranscriptRunner
     | BrokerTranscriptRunner
+    | DelayedTranscriptRunner
     | ControllerTranscriptRunner
     | GroupTranscriptRunner
     | MemberTranscriptRunner
@@ -60,6 +62,8 @@ def runner_for(name: str) -> TranscriptRunner:
         return BrokerTranscriptRunner()
     if name.startswith("controller_"):
         return ControllerTranscriptRunner()
+    if name.startswith("delayed_"):
+        return DelayedTranscriptRunner()
     if name.startswith("group_"):
         return GroupTranscriptRunner()
     if name.startswith("quorum_"):

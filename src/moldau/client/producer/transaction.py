@@ -102,7 +102,8 @@ class Transaction:
             if not self._has_ended:
                 await self._commit_or_abort()
             return
-        if not self._manager.is_open(self._number):
+        if isinstance(error, GeneratorExit) or not self._manager.is_open(self._number):
+            # A coroutine that is closed with its event loop cannot wait for an abort.
             return
         try:
             await self.abort()
@@ -115,6 +116,8 @@ class Transaction:
     async def _commit_or_abort(self) -> None:
         try:
             await self.commit()
+        except GeneratorExit:
+            raise
         except BaseException:
             if self._manager.is_open(self._number):
                 await self.abort()

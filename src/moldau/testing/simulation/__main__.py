@@ -11,10 +11,12 @@ from moldau.testing.simulation.scenarios.groups import GroupsScenario
 from moldau.testing.simulation.scenarios.one_node import OneNodeScenario
 from moldau.testing.simulation.scenarios.outcome import SimulationOutcome
 from moldau.testing.simulation.scenarios.scenario import Scenario, run_seeds
+from moldau.testing.simulation.scenarios.transaction_schedules import TransactionSchedule
 from moldau.testing.simulation.scenarios.transactions import TransactionsScenario
 
 SCENARIOS: Mapping[str, type[Scenario]] = {
-    each.NAME: each for each in (OneNodeScenario, GroupsScenario, ClusterScenario, TransactionsScenario)
+    each.NAME: each
+    for each in (OneNodeScenario, GroupsScenario, ClusterScenario, TransactionsScenario, TransactionSchedule)
 }
 ABLATIONS = [name for scenario in SCENARIOS.values() for name in scenario.ablations()]
 MINIMUM_COUNTS = {"operations", "faults"}

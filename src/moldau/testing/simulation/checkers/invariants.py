@@ -319,7 +319,9 @@ class InvariantChecker:
         stable, high_watermark, name = partition.last_stable_offset, partition.high_watermark, partition.name
         if stable > high_watermark:
             self._report_violation(f"the last stable offset of {name} on {server.name} is {stable} of {high_watermark}")
-        if seen.is_leader and partition.leader_epoch == seen.epoch and stable < seen.last_stable_offset:
+        # If the high watermark has fallen, that is another violation.
+        before = min(seen.last_stable_offset, high_watermark)
+        if seen.is_leader and partition.leader_epoch == seen.epoch and stable < before:
             fall = f"from {seen.last_stable_offset} to {stable}"
             self._report_violation(f"the last stable offset of {name} on {server.name} fell {fall}")
         seen.last_stable_offset = stable

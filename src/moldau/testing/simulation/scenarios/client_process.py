@@ -91,7 +91,9 @@ class GroupClients:
 
     def member_process(self, name: str, plan: GroupMemberPlan) -> ClientProcess:
         """Adds a host for a group member."""
-        return self.process(name, lambda *common: GroupMember(*common, plan, self.history))
+        return self.process(
+            name, lambda label, draw, open_cluster: GroupMember(label, draw, open_cluster, plan, self.history)
+        )
 
     def process(
         self, name: str, create_program: Callable[[str, random.Random, ClusterFactory], ClusterWorkload]

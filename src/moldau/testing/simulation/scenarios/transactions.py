@@ -133,24 +133,22 @@ class TransactionsScenario(ClusterScenario):
             moved = [*self._written, *self._outputs, (TRANSACTION_STATE_TOPIC, 0)]
             self._workloads.append(ReplicaMover(*common("mover"), moved, self.cluster.plan.nodes, self.records))
         everything = [*self._written, *self._outputs]
-        for name, isolation_level in (
-            ("committed-0", READ_COMMITTED),
-            ("committed-1", READ_COMMITTED),
-            ("uncommitted", READ_UNCOMMITTED),
-        ):
+        for name, isolation_level in (("committed", READ_COMMITTED), ("uncommitted", READ_UNCOMMITTED)):
             positions = dict.fromkeys(everything, 0)
             self._transaction_readers.append(TransactionReader(*common(name), positions, isolation_level, history))
 
     def _build_members(self) -> None:
         super()._build_members()
         for number in range(COPIERS):
-            process = self._copier_clients.process(
-                f"copier-{number}",
-                lambda *common, number=number: Copier(
-                    *common, COPIER_GROUP, f"copier-{number}", INPUT, self._outputs, self.transactions
-                ),
-            )
-            self._copiers.append(process)
+            create = partial(self._create_copier, f"copier-{number}")
+            self._copiers.append(self._copier_clients.process(f"copier-{number}", create))
+
+    def _create_copier(
+        self, transactional_id: str, name: str, randomness: random.Random, open_cluster: ClusterFactory
+    ) -> Copier:
+        return Copier(
+            name, randomness, open_cluster, COPIER_GROUP, transactional_id, INPUT, self._outputs, self.transactions
+        )
 
     async def _inject_faults(self) -> None:
         self._reader_tasks = self._spawn(self._transaction_readers)

@@ -31,6 +31,7 @@ from moldau.testing.simulation.checkers.history_transactions import (
 from moldau.testing.simulation.workloads.groups import ClusterWorkload
 from moldau.testing.simulation.workloads.recorder import RecordingCluster
 from moldau.testing.simulation.workloads.records import TIMESTAMP_MS
+from moldau.transactions.transaction_metadata import TV2
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 
@@ -237,9 +238,9 @@ class TransactionReader(ClusterWorkload):
         draw = self.randomness
         async with Fetcher(
             cluster,
-            max_wait_ms=draw.choice((50, 500)),
-            max_bytes=draw.choice((1_000, 100_000)),
-            partition_max_bytes=draw.choice((300, 50_000)),
+            max_wait_ms=draw.choice((200, 500)),
+            max_bytes=draw.choice((3_000, 100_000)),
+            partition_max_bytes=draw.choice((700, 50_000)),
             isolation_level=self.isolation_level,
         ) as fetcher:
             fetcher.assign({TopicPartition(*each): offset for each, offset in self.positions.items()})
@@ -306,7 +307,7 @@ _FIRST_VERSIONS = {
     ApiKey.PRODUCE: 12,
     ApiKey.END_TXN: 5,
     ApiKey.TXN_OFFSET_COMMIT: 5,
-    # The versions between brokers.
+    # The versions between brokers. Markers have the version of their transaction.
     ApiKey.ADD_PARTITIONS_TO_TXN: 4,
     ApiKey.WRITE_TXN_MARKERS: 0,
 }
@@ -323,13 +324,18 @@ def record_sent_requests(sent: list[SentRequest], late: str) -> Iterator[None]:
         if api in _FIRST_VERSIONS and connection._client_id != late.encode():
             chosen = {name: options.get(name) for name in ("version", "version_max")}
             version = choose_version(api, connection.versions, **chosen)
-            is_transactional = api != ApiKey.PRODUCE or tree["transactional_id"] is not None
-            if version >= _FIRST_VERSIONS[api] and is_transactional:
+            if version >= _FIRST_VERSIONS[api] and _is_of_transaction(api, tree):
                 sent.append(SentRequest(connection.address, api, version, deepcopy(tree)))
         return call(connection, api, tree, **options)
 
     with mock.patch.object(Connection, "call", record_and_call):
         yield
+
+
+def _is_of_transaction(api: ApiKey, tree: Mapping[str, Any]) -> bool:
+    if api == ApiKey.WRITE_TXN_MARKERS:
+        return all(marker["transaction_version"] >= TV2 for marker in tree["markers"])
+    return api != ApiKey.PRODUCE or tree["transactional_id"] is not None
 
 
 async def _send(
