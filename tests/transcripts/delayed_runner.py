@@ -18,6 +18,7 @@ from moldau.testing.simulation.schedules.coordinator import ScheduledCoordinator
 from moldau.testing.simulation.schedules.leader import ScheduledLeader
 from moldau.testing.simulation.schedules.network import InFlightMessage, ScheduledNetwork
 from moldau.testing.simulation.schedules.producer import ScheduledProducer
+from moldau.transactions.records import TransactionRecord
 from moldau.transactions.transaction_metadata import TV0, TV2
 
 PARTITIONS = (("p", 0), ("p", 1))
@@ -141,6 +142,7 @@ class DelayedTranscriptRunner:
     def _emit_changes(self) -> None:
         records = [record for batch in self._coordinator.log for record in batch]
         for record in records[self._coordinator_records :]:
+            assert isinstance(record, TransactionRecord)
             metadata = record.metadata
             assert metadata is not None
             partitions = ", ".join(f"{topic}-{index}" for topic, index in sorted(metadata.partitions))

@@ -9,7 +9,7 @@ from moldau.testing.simulation.schedules.leader import ScheduledLeader
 from moldau.testing.simulation.schedules.network import ScheduledNetwork
 from moldau.transactions.formats import decode, encode
 from moldau.transactions.marker_writer import EndTransactionMarker
-from moldau.transactions.records import TransactionRecord
+from moldau.transactions.records import StateRecord, TransactionRecord
 from moldau.transactions.requests import (
     PRODUCER_ID_NEEDED,
     AddPartitionsRequest,
@@ -25,7 +25,7 @@ START_MS = 1_767_225_600_000
 
 Respond = Callable[[Any], None]
 """Takes a response or a MoldauError."""
-Operation = Callable[[int | None], CoordinatorResult[TransactionRecord, Any]]
+Operation = Callable[[int | None], CoordinatorResult[StateRecord, Any]]
 """Takes a new producer id, if one is needed."""
 
 
@@ -36,7 +36,7 @@ class ScheduledCoordinator:
         self.epoch = 0
         """The leader epoch of the log, which is the coordinator epoch of markers."""
         self.now_ms = START_MS
-        self.log: list[list[TransactionRecord]] = []
+        self.log: list[list[StateRecord]] = []
         """One list of records per append."""
         self.high_watermark = 0
         self._shard = self._new_shard()
@@ -82,7 +82,7 @@ class ScheduledCoordinator:
         self._submit(lambda _: self._shard.add_partitions(self.now, request), respond)
 
     def verify_partitions(self, request: AddPartitionsRequest, respond: Respond) -> None:
-        def run(_: int | None) -> CoordinatorResult[TransactionRecord, Any]:
+        def run(_: int | None) -> CoordinatorResult[StateRecord, Any]:
             result = self._shard.verify_partitions(request)
             errors = [error for error in result.response.values() if error is not None]
             if errors:
@@ -105,7 +105,7 @@ class ScheduledCoordinator:
             self._append(result)
         self.park(lambda: respond(response))
 
-    def _append(self, result: CoordinatorResult[TransactionRecord, Any]) -> None:
+    def _append(self, result: CoordinatorResult[StateRecord, Any]) -> None:
         if result.records:
             self.log.append(list(result.records))
             self._shard.apply(result.records, self.end_offset)
