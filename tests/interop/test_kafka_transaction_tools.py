@@ -1,6 +1,7 @@
 """Transactions in Kafka's tools: the dump tool and the formatter read `__transaction_state`, and the transactions tool
 lists, describes, finds and ends transactions."""
 
+import asyncio
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -12,8 +13,10 @@ from broker_under_test import Broker, broker
 from command_line import CONSUMER, DUMP, TRANSACTIONS, Tools
 from java_clients import JavaClients
 
+from moldau.client import Cluster
+from moldau.client.producer.transaction_group import TransactionGroup
 from support.broker_process import BrokerProcess
-from support.topics import Topics
+from support.topics import Topics, unique
 from support.transaction_wire import (
     Coordinator,
     committed_values,
@@ -103,6 +106,33 @@ def test_the_dump_tool_decodes_the_transaction_topic(tools: Tools, own_broker: B
     payloads = [json.loads(payload) for _, payload in entries]
     assert {payload["version"] for payload in payloads} == {"1"}
     assert [comparable(payload["data"]) for payload in payloads] == expected_values(topic, producer_id)
+
+
+def test_the_tools_of_kafka_read_a_transaction_topic_with_transaction_groups(
+    tools: Tools, own_broker: Broker, only_moldau: None
+) -> None:
+    """They skip the records of groups, which only Moldau has, and show members as transactions."""
+    topic, group_id = Topics(own_broker.bootstrap).create(), unique("q")
+
+    async def write() -> None:
+        async with Cluster(own_broker.bootstrap) as cluster:
+            group = TransactionGroup(cluster, group_id, "run", transaction_timeout_ms=60_000)
+            member = await group.start_member(0, "0/0")
+            assert member is not None
+            await member.producer.send(topic, b"row")
+            await group.commit(0, [await member.finish()])
+
+    asyncio.run(write())
+    assert f"__moldau.group/{group_id}/0/0" in tools.run(
+        TRANSACTIONS, "--bootstrap-server", own_broker.bootstrap, "list"
+    )
+    assert isinstance(own_broker, BrokerProcess)
+    own_broker.stop()
+    segment = own_broker.data_dir / "__transaction_state-0" / "00000000000000000000.log"
+    printed = tools.run(DUMP, "--files", str(segment), "--transaction-log-decoder")
+    assert "isvalid: false" not in printed
+    entries = re.findall(r"key: (\{.*?\}\}) payload: (\{.*\}|<DELETE>)", printed)
+    assert {json.loads(key)["data"]["transactionalId"] for key, _ in entries} == {f"__moldau.group/{group_id}/0/0"}
 
 
 def test_the_formatter_prints_the_transaction_topic(tools: Tools, own_broker: Broker) -> None:
