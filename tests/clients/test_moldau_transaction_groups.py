@@ -11,8 +11,10 @@ from moldau.client import Cluster, KafkaError, Producer, TransactionAbortableErr
 from moldau.client.errors import ErrorCode
 from moldau.client.producer.transaction_group import GroupMember, MemberProducer, TransactionGroup
 from moldau.testing import Broker
+from moldau.wire.api_keys import ApiKey
 from support.log_reader import all_records, committed_records
 from support.topics import Topics, unique
+from support.wire import WireClient
 
 DEADLINE_S = 60
 TIMEOUT_MS = 60_000
@@ -227,3 +229,38 @@ def test_invalid_requests(
             assert caught.value.code == code
 
     run(test())
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_batches_before_tv2(level: int) -> None:
+    """A member adds its partitions itself, and a commit does not increase its epoch."""
+    with Broker() as node:
+        topic = Topics(node.bootstrap).create(partitions=3)
+        update = {"feature": "transaction.version", "max_version_level": level, "upgrade_type": 2}
+        tree = {"timeout": 10_000, "feature_updates": [update], "validate_only": False}
+        with WireClient(node.bootstrap) as wire:
+            assert wire.request(ApiKey.UPDATE_FEATURES, 1, tree)["error_code"] == ErrorCode.none
+
+        async def test() -> None:
+            group_id = unique("q")
+            async with open_group(node, "r1", group_id) as group, open_group(node, "r2", group_id) as successor:
+                for batch_id in range(3):
+                    member = await write(group, topic, batch_id, "0/0", f"{batch_id} a", f"{batch_id} b")
+                    await write(group, topic, batch_id, "0/1", "speculative", "speculative")
+                    await group.commit(batch_id, [member])
+                assert member.producer_epoch == 2, "the epoch of the first batch is 0"
+                orphan = await write(group, topic, 3, "0/0", "orphan")
+                member = await write(successor, topic, 3, "1/0", "3 a")
+                for refused in (group.commit(3, [orphan]), successor.commit(3, [member, orphan])):
+                    with pytest.raises(KafkaError) as caught:
+                        await refused
+                    assert caught.value.code is ErrorCode.producer_fenced
+                await successor.commit(3, [member])
+                await successor.commit(3, [member])
+                aborted = await write(successor, topic, 4, "0/0", "aborted")
+                await successor.abort(4)
+                with pytest.raises(KafkaError):
+                    await successor.commit(4, [aborted])
+
+        run(test())
+        assert values(node, topic) == ["0 a", "0 b", "1 a", "1 b", "2 a", "2 b", "3 a"]
