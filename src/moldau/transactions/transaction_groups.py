@@ -107,7 +107,7 @@ class TransactionGroups:
         records: list[StateRecord] = [self._record(transactional_id, changed)]
         if current is not group:
             records.append(TransactionGroupRecord(request.group_id, current))
-            records += self._aborted_members(request.group_id, now, except_for={transactional_id})
+            records += self._ended_members(request.group_id, now, except_for={transactional_id})
         return CoordinatorResult(records, response)
 
     def end(self, now: Now, request: EndGroupRequest) -> CoordinatorResult[StateRecord, EmptyResponse]:
@@ -122,7 +122,7 @@ class TransactionGroups:
                 return CoordinatorResult((), EMPTY_RESPONSE)
             ended = TransactionGroupRecord(request.group_id, group.with_ended_run(now.wall_ms))
             return CoordinatorResult(
-                [ended, *self._aborted_members(request.group_id, now, except_for=())], EMPTY_RESPONSE
+                [ended, *self._ended_members(request.group_id, now, except_for=())], EMPTY_RESPONSE
             )
         if group.is_committed(request.group_id, request.batch_id):
             return CoordinatorResult((), EMPTY_RESPONSE)
@@ -131,7 +131,7 @@ class TransactionGroups:
         committed = current.with_committed(request.batch_id, now.wall_ms, is_complete=request.is_last)
         members = self._committed_members(request, now)
         records: list[StateRecord] = [TransactionGroupRecord(request.group_id, committed), *members.values()]
-        records += self._aborted_members(request.group_id, now, except_for=members)
+        records += self._ended_members(request.group_id, now, except_for=members)
         return CoordinatorResult(records, EMPTY_RESPONSE)
 
     def _committed_members(self, request: EndGroupRequest, now: Now) -> dict[str, TransactionRecord]:
@@ -154,19 +154,23 @@ class TransactionGroups:
             records[transactional_id] = self._record(transactional_id, prepared)
         return records
 
-    def _aborted_members(self, group_id: str, now: Now, *, except_for: Collection[str]) -> list[TransactionRecord]:
-        """Returns the aborts of up to ABORTS_MAX open transactions. One that needs a new producer id is left to its
+    def _ended_members(self, group_id: str, now: Now, *, except_for: Collection[str]) -> list[TransactionRecord]:
+        """Ends up to ABORTS_MAX members: aborts open transactions, and deletes members that have not written yet, which
+        could otherwise begin a transaction that nobody ends. A transaction that needs a new producer id is left to its
         timeout."""
         records: list[TransactionRecord] = []
         for transactional_id in self._members.get(group_id, ()):
             if len(records) == ABORTS_MAX:
                 break
             metadata = self._transactions[transactional_id]
-            if transactional_id in except_for or metadata.state is not TransactionState.ONGOING:
+            if transactional_id in except_for:
                 continue
-            aborted = aborted_by_coordinator(metadata, self._transaction_version(), now.wall_ms, None)
-            if aborted is not None:
-                records.append(self._record(transactional_id, aborted))
+            if metadata.state is TransactionState.EMPTY:
+                records.append(TransactionRecord(transactional_id, None))
+            elif metadata.state is TransactionState.ONGOING:
+                aborted = aborted_by_coordinator(metadata, self._transaction_version(), now.wall_ms, None)
+                if aborted is not None:
+                    records.append(self._record(transactional_id, aborted))
         return records
 
     def _record(self, transactional_id: str, metadata: TransactionMetadata) -> TransactionRecord:

@@ -294,13 +294,28 @@ def test_the_number_of_remembered_runs_is_limited(harness: ShardHarness) -> None
     assert len(group(harness).ended_run_ids) == ENDED_RUNS_MAX
 
 
-def test_a_late_write_of_an_ended_run_is_aborted_by_the_next_commit(harness: ShardHarness) -> None:
+@pytest.mark.parametrize("reload", [False, True])
+def test_a_member_that_has_not_written_cannot_begin_after_the_decision(harness: ShardHarness, reload: bool) -> None:
+    """Nobody would end its transaction before the timeout."""
+    late = harness.init_member("0/1")
+    assert late is not None
+    harness.end_group(begin(harness, "0/0"))
+    harness.complete()
+    if reload:
+        harness.reload()
+    with pytest.raises(InvalidProducerIdMappingError):
+        harness.add(late, P1, transactional_id="__moldau.group/q/0/1")
+    _, producer = begin(harness, "0/1", 1)
+    assert producer.producer_id != late.producer_id
+
+
+def test_a_member_of_an_ended_run_that_has_not_written_cannot_begin(harness: ShardHarness) -> None:
     producer = harness.init_member("5/0")
     assert producer is not None
     member = begin(harness, "0/0", run_id="r2")
-    harness.add(producer, P1, transactional_id="__moldau.group/q/5/0")
+    with pytest.raises(InvalidProducerIdMappingError):
+        harness.add(producer, P1, transactional_id="__moldau.group/q/5/0")
     harness.end_group(member, run_id="r2")
-    assert state_of(harness, "5/0") is STATES.PREPARE_ABORT
 
 
 # Producer ids and expiration
