@@ -71,7 +71,6 @@ TRANSACTION_SAFEGUARDS = {
     "stale-image": "the coordinator sends markers with an image that is older than its transactions",
     "all-markers": "a transaction is complete when one partition has its marker",
     "pending-offsets": "a group coordinator loads offsets of open transactions as committed ones",
-    "require-stable": "consumers get offsets although a transaction that commits later ones has not ended",
 }
 
 SCHEDULE_SAFEGUARDS = {

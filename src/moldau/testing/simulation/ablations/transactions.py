@@ -13,11 +13,10 @@ from typing import Any
 from unittest import mock
 
 from moldau.coordinator import runtime
-from moldau.coordinator.result import CoordinatorResult, RequestId
+from moldau.coordinator.result import CoordinatorResult
 from moldau.coordinator.state_partition import TransactionalState
 from moldau.errors import InvalidProducerEpochError
 from moldau.groups import group_shard
-from moldau.groups.shard import GroupCoordinatorShard
 from moldau.logs.producer_state import ProducerStateManager
 from moldau.logs.store import Log
 from moldau.logs.transaction_index import AbortedTransaction, TransactionIndex
@@ -100,20 +99,6 @@ def _on_first_written(sender: MarkerSender, pending: PendingMarkers, partition: 
 def _replay_as_committed(state: TransactionalState[Any], batch: Batch, records: Sequence[Any]) -> None:
     if not batch.is_control:
         state.apply(records, batch.next_offset)
-
-
-_fetch_offsets = GroupCoordinatorShard.fetch_offsets
-
-
-def _fetch_unstable_offsets(
-    groups: GroupCoordinatorShard,
-    group_id: str,
-    partitions: Sequence[TopicPartition] | None,
-    request_id: RequestId,
-    *,
-    require_stable: bool = False,
-) -> Any:
-    return _fetch_offsets(groups, group_id, partitions, request_id)
 
 
 # Partitions
@@ -232,6 +217,4 @@ ABLATIONS: Mapping[str, Ablation] = {
     "all-markers": replacing(MarkerSender, "_on_written", _on_first_written, "network"),
     # A group coordinator takes offsets of open transactions for committed ones when it loads its groups.
     "pending-offsets": replacing(group_shard, "replay_batch", _replay_as_committed, "kills"),
-    # A consumer that starts gets the offset before the pending one.
-    "require-stable": replacing(GroupCoordinatorShard, "fetch_offsets", _fetch_unstable_offsets, "kills"),
 }
