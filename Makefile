@@ -41,12 +41,12 @@ run: .venv/.spark
 serve: .venv/.runtime
 	$(BIN)/moldau serve $(ARGS)
 
-# Tests mostly wait for nodes, so JOBS files run in parallel. Spark tests run in their own process, because the
-# JVM and PySpark's signal handlers stay in it.
+# Tests mostly wait for nodes, so JOBS files run in parallel. Spark tests run in their own processes, because the
+# JVM and PySpark's signal handlers stay in them; two, because each has a JVM.
 test: .venv/.development
 	$(BIN)/python -m pytest tests --ignore=tests/interop --ignore=tests/spark --ignore=tests/chaos -m "not slow" \
 		--numprocesses $(JOBS) --dist loadfile $(ARGS)
-	$(BIN)/python -m pytest tests/spark -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest tests/spark -m "not slow" --numprocesses 2 --dist loadfile $(ARGS)
 
 check: .venv/.development
 	$(BIN)/ruff check .
