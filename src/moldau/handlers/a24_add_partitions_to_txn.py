@@ -12,6 +12,7 @@ from moldau.controller.topic_names import is_internal
 from moldau.error_codes import error_code
 from moldau.errors import MoldauError, OperationNotAttemptedError, TopicAuthorizationError, UnknownTopicOrPartitionError
 from moldau.server.api import Broker, RequestContext, handles
+from moldau.server.late_requests import RequestStream
 from moldau.server.producer_fencing import with_known_code
 from moldau.transactions.requests import AddPartitionsRequest, PartitionErrors
 from moldau.transactions.transaction_metadata import TV0, TV2, TopicPartition
@@ -42,6 +43,7 @@ async def add_partitions_to_txn(
     assert topics is not None
     assert producer_id is not None
     assert producer_epoch is not None
+    broker.late_requests.check(RequestStream.TRANSACTION, producer_id, session.connection)
     errors = _partition_errors(topics, broker, are_internal_topics_allowed=False)
     if errors is None:
         add = AddPartitionsRequest(

@@ -8,6 +8,7 @@ from moldau.error_codes import error_code
 from moldau.errors import MoldauError
 from moldau.groups.offsets_topic import OFFSETS_TOPIC
 from moldau.server.api import Broker, RequestContext, handles
+from moldau.server.late_requests import RequestStream
 from moldau.server.producer_fencing import with_known_code
 from moldau.transactions.requests import AddPartitionsRequest
 from moldau.transactions.transaction_metadata import TV0
@@ -24,6 +25,7 @@ def error_response(request: AddOffsetsToTxnRequest, version: int, error: MoldauE
 async def add_offsets_to_txn(
     request: AddOffsetsToTxnRequest, session: RequestContext, broker: Broker
 ) -> AddOffsetsToTxnResponse:
+    broker.late_requests.check(RequestStream.TRANSACTION, request.producer_id, session.connection)
     # The partition must exist before it is added, because a missing partition counts as deleted.
     partition = await broker.groups.coordinator_partition(request.group_id)
     await broker.transactions.add_partitions(

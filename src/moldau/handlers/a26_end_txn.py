@@ -10,6 +10,7 @@ the end of a transaction increases the producer epoch, and the response has the 
 from moldau.error_codes import error_code
 from moldau.errors import MoldauError
 from moldau.server.api import Broker, RequestContext, handles
+from moldau.server.late_requests import RequestStream
 from moldau.server.producer_fencing import with_known_code
 from moldau.transactions.requests import EndTransactionRequest
 from moldau.transactions.transaction_metadata import TV0, TV2
@@ -25,6 +26,8 @@ def error_response(request: EndTxnRequest, version: int, error: MoldauError) -> 
 
 @handles(versions=(0, 5), error_response=error_response)
 async def end_txn(request: EndTxnRequest, session: RequestContext, broker: Broker) -> EndTxnResponse:
+    if session.api_version < EPOCH_BUMP_VERSION:
+        broker.late_requests.check(RequestStream.TRANSACTION, request.producer_id, session.connection)
     producer = await broker.transactions.end_transaction(
         EndTransactionRequest(
             transactional_id=request.transactional_id,

@@ -8,8 +8,9 @@ Versions: 2 added the transaction version of a marker (KIP-1228).
 
 from moldau.error_codes import error_code
 from moldau.server.api import Broker, RequestContext, handles
+from moldau.server.late_requests import RequestStream
 from moldau.transactions.marker_writer import EndTransactionMarker, MarkersToWrite
-from moldau.transactions.transaction_metadata import TopicPartition
+from moldau.transactions.transaction_metadata import TV2, TopicPartition
 from moldau.wire.messages import (
     WriteTxnMarkersRequest,
     WriteTxnMarkersRequestWritableTxnMarker,
@@ -22,11 +23,14 @@ from moldau.wire.messages import (
 async def write_txn_markers(
     request: WriteTxnMarkersRequest, session: RequestContext, broker: Broker
 ) -> WriteTxnMarkersResponse:
+    for marker in request.markers:
+        if marker.transaction_version < TV2:
+            broker.late_requests.check(RequestStream.MARKERS, marker.producer_id, session.connection)
     markers = [_markers_to_write(each) for each in request.markers]
     # As in Kafka, markers of one producer share their results.
     codes: dict[int, dict[TopicPartition, int]] = {}
-    for (marker, _), errors in zip(markers, await broker.marker_writer.write(markers), strict=True):
-        codes.setdefault(marker.producer_id, {}).update({each: error_code(error) for each, error in errors.items()})
+    for (written, _), errors in zip(markers, await broker.marker_writer.write(markers), strict=True):
+        codes.setdefault(written.producer_id, {}).update({each: error_code(error) for each, error in errors.items()})
     return {"markers": [_result(producer_id, each) for producer_id, each in codes.items()]}
 
 

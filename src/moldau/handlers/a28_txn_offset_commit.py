@@ -23,6 +23,7 @@ from moldau.logs.producer_state import TransactionOwner
 from moldau.metadata.image import TopicImage
 from moldau.partitions.partition import Partition
 from moldau.server.api import Broker, RequestContext, handles
+from moldau.server.late_requests import RequestStream
 from moldau.transactions.requests import AddPartitionsRequest
 from moldau.transactions.transaction_metadata import TV0, TV2
 from moldau.transactions.verification import client_error
@@ -37,6 +38,8 @@ TV2_VERSION = 5
 async def txn_offset_commit(
     request: TxnOffsetCommitRequest, session: RequestContext, broker: Broker
 ) -> TxnOffsetCommitResponse:
+    if session.api_version < TV2_VERSION:
+        broker.late_requests.check(RequestStream.OFFSETS, request.producer_id, session.connection)
     image = broker.metadata.image
     offsets = tuple(
         _offset_to_commit(image.topics[topic.name], each)

@@ -42,6 +42,7 @@ from moldau.server.broker_availability import BrokerAvailability
 from moldau.server.dispatcher import Dispatcher
 from moldau.server.fetch_session import FetchSessionCache
 from moldau.server.forwarding import execute_forwarded
+from moldau.server.late_requests import LateRequestFilter
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import ALL_BROKERS, EffectiveSettings
 from moldau.settings.listeners import ListenerEndpoint as Address
@@ -80,6 +81,8 @@ class Node:
         # A separate listener for other nodes has its own limits, so that load from clients does not affect other nodes.
         self._inter_broker_limits = self._make_limits() if len(settings.listeners) > 1 else self._limits
         self._listeners: list[SocketServer] = []
+        self._connection_count = 0
+        """The number of connections that clients and other nodes have opened."""
         self._exit_stack = AsyncExitStack()
         """Closes all components in reverse order, even if closing one of them fails."""
         self._dispatcher: Dispatcher | None = None
@@ -307,6 +310,7 @@ class Node:
             transactions=transactions,
             transaction_verifier=verifier,
             marker_writer=marker_writer,
+            late_requests=LateRequestFilter(clock, lambda: settings.broker.connections_max_idle_ms),
             fetch_session_cache=FetchSessionCache(
                 platform.random, broker_settings.max_incremental_fetch_session_cache_slots
             ),
@@ -434,7 +438,8 @@ class Node:
 
     def _on_connection_opened(self, connection: Connection, listener: str) -> RequestProcessor:
         assert self._dispatcher is not None
-        client = ClientConnection(f"{connection.peer[0]}:{connection.peer[1]}", listener)
+        self._connection_count += 1
+        client = ClientConnection(f"{connection.peer[0]}:{connection.peer[1]}", listener, self._connection_count)
 
         def on_closed() -> None:
             self._broker.fetch_session_cache.remove_all(client)

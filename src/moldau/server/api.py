@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from moldau.server.auto_topic_creation import AutoTopicCreationManager
     from moldau.server.broker_availability import BrokerAvailability
     from moldau.server.fetch_session import FetchSessionCache
+    from moldau.server.late_requests import LateRequestFilter
     from moldau.settings.effective import EffectiveSettings
     from moldau.transactions.coordinator import TransactionCoordinator
     from moldau.transactions.marker_writer import MarkerWriter
@@ -51,6 +52,7 @@ class Broker:
     transactions: "TransactionCoordinator"
     transaction_verifier: "TransactionVerifier"
     marker_writer: "MarkerWriter"
+    late_requests: "LateRequestFilter"
     fetch_session_cache: "FetchSessionCache"
     producer_ids: "ProducerIdManager"
     shutdown_callbacks: CallbackList
@@ -76,6 +78,8 @@ class ClientConnection:
 
     peer: str
     listener: str
+    number: int = 0
+    """The connections of a node are numbered in the order in which they were opened."""
     client_software: str = ""
     unflushed: dict[LogName, None] = field(default_factory=dict)
     """The logs that Produce requests with acks 0 or 1 appended to. The next other request waits for their flush."""

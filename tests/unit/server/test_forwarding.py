@@ -129,6 +129,7 @@ class TwoNodes:
             transactions=cast(Any, None),
             transaction_verifier=cast(Any, None),
             marker_writer=cast(Any, None),
+            late_requests=cast(Any, None),
             fetch_session_cache=cast(Any, None),
             producer_ids=cast(Any, None),
             shutdown_callbacks=cast(Any, None),
