@@ -83,6 +83,7 @@ SCHEDULE_SAFEGUARDS = {
     "marker-epoch": "a marker ends a later transaction than its own",
     "repeated-marker": "a repeated marker is refused",
     "coordinator-epoch": "markers of earlier coordinators are accepted",
+    "late-requests": "requests without TV2 are executed even if they were repeated on a newer connection",
     "unreplicated-markers": "the last stable offset passes markers that are not replicated",
     "last-stable-offset": "consumers with read_committed get the first record of an open transaction",
     "aborted-search": "Fetch returns only the aborted transactions that ended within the returned records",

@@ -3,6 +3,8 @@
 A starts [old]           (old: without TV2)
 A sends a to p-0 [, delayed]
 A commits [, delayed]    A aborts [, delayed]
+A repeats the end        (on a new connection)
+coordinator repeats markers
 A gives up               (the producer crashes)
 <message> arrives        (a delayed message, by its name in the output)
 <message> arrives twice  (the message stays in the network)
@@ -49,6 +51,8 @@ class DelayedTranscriptRunner:
             case ["coordinator", "fails", "over"]:
                 self._coordinator.fail_over()
                 self._coordinator_records = min(self._coordinator_records, self._coordinator.end_offset)
+            case ["coordinator", "repeats", "markers"]:
+                self._coordinator.resend_markers()
             case ["leader", "of", name, "fails", "over"]:
                 self._leaders[name].fail_over()
                 self._log_ends[name] = min(self._log_ends[name], self._leaders[name].log.end_offset)
@@ -94,6 +98,8 @@ class DelayedTranscriptRunner:
                 producer.commit()
             case "aborts":
                 producer.abort()
+            case "repeats":
+                producer.end_again()
             case "gives":
                 producer.is_dead = True
             case _:
@@ -107,10 +113,7 @@ class DelayedTranscriptRunner:
         message = next(each for each in self._delayed if each.name == name)
         if not duplicate:
             self._delayed.remove(message)
-        if message in self._network.in_flight:
-            self._network.deliver(message, duplicate=duplicate)
-        else:
-            self._emit("network", f"has dropped {name}, which TV1 cannot tell from a later message")
+        self._network.deliver(message, duplicate=duplicate)
 
     def _settle(self) -> None:
         """Delivers all messages that are not delayed."""

@@ -25,7 +25,12 @@ async def write_txn_markers(
 ) -> WriteTxnMarkersResponse:
     for marker in request.markers:
         if marker.transaction_version < TV2:
-            broker.late_requests.check(RequestStream.MARKERS, marker.producer_id, session.connection)
+            broker.late_requests.check(
+                RequestStream.MARKERS,
+                marker.producer_id,
+                session.connection,
+                coordinator_epoch=marker.coordinator_epoch,
+            )
     markers = [_markers_to_write(each) for each in request.markers]
     # As in Kafka, markers of one producer share their results.
     codes: dict[int, dict[TopicPartition, int]] = {}

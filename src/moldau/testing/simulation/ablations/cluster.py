@@ -45,7 +45,7 @@ def replacing(owner: object, name: str, replacement: object, profile: str, **pla
 
 
 def returning(value: object) -> Callable[..., object]:
-    return lambda *_: value
+    return lambda *_, **__: value
 
 
 # Replication

@@ -23,6 +23,7 @@ from moldau.logs.transaction_index import AbortedTransaction, TransactionIndex
 from moldau.logs.unstable_transactions import UnstableTransactions
 from moldau.metadata.image import MetadataDelta, MetadataImage
 from moldau.records.batch import Batch
+from moldau.server.late_requests import LateRequestFilter
 from moldau.testing.simulation.ablations.cluster import Ablation, replacing, returning
 from moldau.transactions import shard
 from moldau.transactions.marker_sender import MarkerSender, PendingMarkers
@@ -198,6 +199,8 @@ SCHEDULE_ABLATIONS: Mapping[str, ScheduleAblation] = {
         start=0.1,
         replication=14,
     ),
+    # Requests without TV2 are executed even if they were repeated on a newer connection.
+    "late-requests": _patching(LateRequestFilter, "check", returning(None), tv1_chance=0.8),
     # The last stable offset passes a transaction whose marker is not replicated.
     "unreplicated-markers": _patching(UnstableTransactions, "first_offset", _first_open_offset),
     # Consumers with read_committed get the first record of an open transaction.

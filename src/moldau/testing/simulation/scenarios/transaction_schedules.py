@@ -131,7 +131,7 @@ class TransactionSchedule(Scenario):
         draw.choices([action for _, action in actions], [weight for weight, _ in actions])[0]()
 
     def _deliver(self, message: InFlightMessage) -> None:
-        duplicate = self._random.random() < 0.05 and "start" not in message.name
+        duplicate = self._random.random() < 0.05 and "start" not in message.name and not message.is_unique
         if duplicate:
             self._is_late[message] = True
         self._note(f"{'duplicates' if duplicate else 'delivers'} {message.name}")

@@ -5,6 +5,9 @@ from typing import Any
 
 from moldau.coordinator.result import CoordinatorResult, Now
 from moldau.errors import MoldauError
+from moldau.server.api import ClientConnection
+from moldau.server.late_requests import RequestStream
+from moldau.testing.simulation.schedules.late_requests import is_late, new_late_request_filter
 from moldau.testing.simulation.schedules.leader import ScheduledLeader
 from moldau.testing.simulation.schedules.network import ScheduledNetwork
 from moldau.transactions.formats import decode, encode
@@ -40,6 +43,7 @@ class ScheduledCoordinator:
         """One list of records per append."""
         self.high_watermark = 0
         self._shard = self._new_shard()
+        self._late_requests = new_late_request_filter()
         self._parked: list[tuple[int, Callable[[], None]]] = []
         """Responses that wait until the high watermark reaches an offset."""
         self._last_producer_id = 1_000
@@ -73,6 +77,10 @@ class ScheduledCoordinator:
 
     def init_producer_id(self, request: InitProducerIdRequest, respond: Respond) -> None:
         self._submit(lambda new_id: self._shard.init_producer_id(self.now, request, new_id), respond)
+
+    def is_late(self, producer_id: int, connection: ClientConnection) -> bool:
+        """Returns whether a request of a producer without TV2 came on an older connection than the previous one."""
+        return is_late(self._late_requests, RequestStream.TRANSACTION, producer_id, connection)
 
     def end_transaction(self, request: EndTransactionRequest, respond: Respond) -> None:
         self._submit(lambda new_id: self._shard.end_transaction(self.now, request, new_id), respond)
@@ -148,16 +156,12 @@ class ScheduledCoordinator:
             name = f"response to the marker of {partition[0]}-{partition[1]}"
             self.network.send(name, lambda: self._on_marker_response(coordinator_epoch, markers, partition, error))
 
-        outcome = "commit" if markers.commit else "abort"
+        outcome, connection = "commit" if markers.commit else "abort", self.network.connect()
         self.network.send(
             f"{outcome} marker to {partition[0]}-{partition[1]}",
-            lambda: self.leaders[partition].write_marker(marker, respond),
-            None if markers.transaction_version >= TV2 else self._expiry(markers),
+            lambda: self.leaders[partition].write_marker(marker, connection, respond),
+            is_unique=markers.transaction_version < TV2,
         )
-
-    def _expiry(self, markers: TransactionMarkers) -> object:
-        """Returns what markers without TV2 belong to. Partitions can tell markers of earlier coordinators."""
-        return markers.transactional_id, markers.producer_epoch, self.epoch
 
     def _on_marker_response(
         self, coordinator_epoch: int, markers: TransactionMarkers, partition: TopicPartition, error: MoldauError | None
@@ -171,7 +175,6 @@ class ScheduledCoordinator:
 
     def _complete(self, markers: TransactionMarkers) -> None:
         del self._remaining[markers.transactional_id]
-        self.network.expire(self._expiry(markers))
         self._append(self._shard.complete_transaction(self.now, markers))
 
     def pass_time(self, elapsed_ms: int) -> None:

@@ -16,9 +16,12 @@ from moldau.records.batch import Batch
 from moldau.records.batch_builder import build_batch
 from moldau.records.control_records import EndTransaction, encode_key, encode_value, end_of_transaction
 from moldau.records.record import Record, iterate_records
+from moldau.server.api import ClientConnection
+from moldau.server.late_requests import RequestStream
 from moldau.settings.topic import TopicSettings
 from moldau.testing.simulation.checkers.history import Partition
 from moldau.testing.simulation.checkers.history_transactions import LoggedMarker, LoggedRecord, TransactionalLog
+from moldau.testing.simulation.schedules.late_requests import is_late, new_late_request_filter
 from moldau.testing.simulation.schedules.network import ScheduledNetwork
 from moldau.testing.simulation.workloads.client import split_batches
 from moldau.transactions.marker_writer import EndTransactionMarker
@@ -43,6 +46,7 @@ class ScheduledLeader:
         self._network = network
         self._coordinator = coordinator
         self.log = MemoryLog(LogName(*partition), UUID(int=1), TopicSettings(), 86_400_000)
+        self._late_requests = new_late_request_filter()
         self._parked: list[Callable[[], None]] = []
         """Responses that wait until all records are committed."""
 
@@ -55,14 +59,7 @@ class ScheduledLeader:
 
     # Produce
 
-    def produce(
-        self,
-        transactional_id: str,
-        client_version: int,
-        data: bytes,
-        respond: RespondToProduce,
-        expires_with: object = None,
-    ) -> None:
+    def produce(self, transactional_id: str, client_version: int, data: bytes, respond: RespondToProduce) -> None:
         batch = Batch(data)
         epoch, producers = self.epoch, self.log.producers
         try:
@@ -86,7 +83,7 @@ class ScheduledLeader:
         def on_verified(response: Any) -> None:
             error = response if isinstance(response, MoldauError) else None
             self._network.send(
-                f"verification for {self}", lambda: self._on_verified(epoch, guard, data, error, respond), expires_with
+                f"verification for {self}", lambda: self._on_verified(epoch, guard, data, error, respond)
             )
 
         def verify() -> None:
@@ -95,7 +92,7 @@ class ScheduledLeader:
             else:
                 self._coordinator.verify_partitions(request, on_verified)
 
-        self._network.send(f"question of {self}", verify, expires_with)
+        self._network.send(f"question of {self}", verify)
 
     def _on_verified(
         self, epoch: int, guard: VerificationGuard, data: bytes, error: MoldauError | None, respond: RespondToProduce
@@ -129,7 +126,13 @@ class ScheduledLeader:
 
     # Markers
 
-    def write_marker(self, marker: EndTransactionMarker, respond: RespondToProduce) -> None:
+    def write_marker(
+        self, marker: EndTransactionMarker, connection: ClientConnection, respond: RespondToProduce
+    ) -> None:
+        if marker.transaction_version < TV2 and is_late(
+            self._late_requests, RequestStream.MARKERS, marker.producer_id, connection, marker.coordinator_epoch
+        ):
+            return
         end = EndTransaction(marker.commit, marker.coordinator_epoch)
         record = Record(timestamp=0, key=encode_key(end), value=encode_value(end))
         batch = build_batch(

@@ -3,23 +3,31 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from moldau.server.api import ClientConnection
+
 
 @dataclass(eq=False, slots=True)
 class InFlightMessage:
     name: str
     """For example "produce a to p-0"."""
     deliver: Callable[[], None]
-    expires_with: object = None
-    """A transaction without TV2 to which the message belongs. Such a protocol cannot tell a late message from one of
-    the next transaction, so the network drops the message before that."""
+    is_unique: bool = False
+    """Whether the network cannot duplicate the message. A connection delivers each request once; with TV2 nothing
+    depends on it."""
 
 
 class ScheduledNetwork:
     def __init__(self) -> None:
         self.in_flight: list[InFlightMessage] = []
+        self._connection_count = 0
 
-    def send(self, name: str, deliver: Callable[[], None], expires_with: object = None) -> InFlightMessage:
-        message = InFlightMessage(name, deliver, expires_with)
+    def connect(self) -> ClientConnection:
+        """Opens a connection. Senders use one for each request, because a connection would deliver them in order."""
+        self._connection_count += 1
+        return ClientConnection("", "", self._connection_count)
+
+    def send(self, name: str, deliver: Callable[[], None], *, is_unique: bool = False) -> InFlightMessage:
+        message = InFlightMessage(name, deliver, is_unique)
         self.in_flight.append(message)
         return message
 
@@ -31,7 +39,3 @@ class ScheduledNetwork:
 
     def drop(self, message: InFlightMessage) -> None:
         self.in_flight.remove(message)
-
-    def expire(self, transaction: object) -> None:
-        if transaction is not None:
-            self.in_flight = [each for each in self.in_flight if each.expires_with != transaction]

@@ -71,6 +71,8 @@ class ScheduledProducer:
         self._number = 0
         self._sequences: dict[Partition, int] = {}
         self._unacknowledged: list[_UnacknowledgedBatch] = []
+        self._has_gaps = False
+        """Whether an abort dropped batches without a response, so that it is unknown which sequences the log has."""
         self._added: set[Partition] = set()
         """The partitions that the coordinator has added (before TV2)."""
         self._waiting: dict[Partition, list[_UnacknowledgedBatch]] = {}
@@ -112,7 +114,6 @@ class ScheduledProducer:
         """Writes a record, in a new transaction if none is open."""
         assert self.identity is not None
         if self.operation is None:
-            self._network.expire(self._expiry())
             self._number += 1
             self.operation = self._history.begin(f"{self.name}/{self._number}")
         value = value or f"{self.operation.name}/{len(self.operation.records)}"
@@ -169,20 +170,14 @@ class ScheduledProducer:
         self._call(f"add {leader}", self._coordinator.add_partitions, request, on_added)
 
     def _produce(self, batch: _UnacknowledgedBatch) -> None:
-        number, leader, expiry = self._number, batch.leader, self._expiry()
+        number, leader = self._number, batch.leader
 
         def respond(error: MoldauError | None) -> None:
-            self._network.send(f"response to {batch.value}", lambda: self._on_produced(number, batch, error), expiry)
+            self._network.send(f"response to {batch.value}", lambda: self._on_produced(number, batch, error))
 
         self._network.send(
-            batch.value,
-            lambda: leader.produce(self.transactional_id, self.client_version, batch.data, respond, expiry),
-            expiry,
+            batch.value, lambda: leader.produce(self.transactional_id, self.client_version, batch.data, respond)
         )
-
-    def _expiry(self) -> object:
-        """Returns the transaction that messages belong to, which expire with it before TV2."""
-        return None if self.client_version >= TV2 else (self.name, self._number)
 
     def _on_produced(self, number: int, batch: _UnacknowledgedBatch, error: MoldauError | None) -> None:
         self.on_response(f"{batch.value}: {_text(error)}")
@@ -213,6 +208,7 @@ class ScheduledProducer:
 
     def abort(self) -> None:
         self.ending = False
+        self._has_gaps = bool(self._unacknowledged)
         self._unacknowledged.clear()
         self._waiting.clear()
         self.end_again()
@@ -257,8 +253,8 @@ class ScheduledProducer:
         if self.client_version >= TV2:
             self.identity = response
             self._sequences.clear()
-        elif not commit:
-            # Without TV2, an abort may leave a gap in the sequences. Clients start a new epoch then.
+        elif self._has_gaps:
+            # Clients without TV2 start a new epoch then.
             self.is_dead = True
         self.operation = None
         self.ending = None
@@ -273,16 +269,21 @@ class ScheduledProducer:
         on_response: Callable[[Any], None],
     ) -> None:
         """Sends a request to the coordinator. Its response returns as a message, too."""
-        expiry = self._expiry()
+        connection, identity, is_tv1 = self._network.connect(), self.identity, self.client_version < TV2
+
+        def arrive() -> None:
+            if is_tv1 and identity is not None and self._coordinator.is_late(identity.producer_id, connection):
+                return
+            handle(request, respond)
 
         def receive(response: Any) -> None:
             self.on_response(f"{name}: {_text(response)}")
             on_response(response)
 
         def respond(response: Any) -> None:
-            self._network.send(f"response to {self.name}'s {name}", lambda: receive(response), expiry)
+            self._network.send(f"response to {self.name}'s {name}", lambda: receive(response))
 
-        self._network.send(f"{self.name}'s {name}", lambda: handle(request, respond), expiry)
+        self._network.send(f"{self.name}'s {name}", arrive, is_unique=is_tv1)
 
 
 def _text(response: Any) -> str:
