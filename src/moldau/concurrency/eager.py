@@ -7,7 +7,7 @@ here has no current task, so it must not use `asyncio.timeout` until then.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -74,3 +74,31 @@ def start_eagerly(
 
     task.add_done_callback(on_done)
     return task
+
+
+def report_error(result: object, error: BaseException | None) -> None:
+    """Reports an error of a coroutine that must not fail to the event loop. A callback for `start_eagerly`."""
+    if error is not None and not isinstance(error, asyncio.CancelledError):
+        context = {"message": "a background operation failed unexpectedly", "exception": error}
+        asyncio.get_running_loop().call_exception_handler(context)
+
+
+async def gather_eagerly(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Runs coroutines concurrently and returns their results in order, like `asyncio.gather`.
+
+    Only coroutines that suspend become tasks.
+    """
+    results: list[Any] = []
+    tasks: dict[int, asyncio.Task[T]] = {}
+    for index, coroutine in enumerate(coroutines):
+        try:
+            awaited = coroutine.send(None)
+        except StopIteration as stop:
+            results.append(stop.value)
+        else:
+            results.append(None)
+            tasks[index] = asyncio.get_running_loop().create_task(_finish(_Remainder(coroutine, awaited)))
+    if tasks:
+        for index, result in zip(tasks, await asyncio.gather(*tasks.values()), strict=True):
+            results[index] = result
+    return results

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+from moldau.concurrency.eager import report_error, start_eagerly
 from moldau.coordinator.result import CoordinatorResult
 from moldau.errors import MoldauError
 
@@ -103,7 +104,9 @@ class CoordinatorRuntime(Generic[S, R]):
         self._running: _QueuedOperation | None = None
         self._parked: deque[_ParkedResponse] = deque()
         """The responses that wait for a commit, sorted by end offset and then by the order of the operations."""
+        self._is_running = False
         self._task: asyncio.Task[None] | None = None
+        """Runs the queue if an append has suspended. Most appends do not."""
 
     @property
     def is_loaded(self) -> bool:
@@ -159,15 +162,19 @@ class CoordinatorRuntime(Generic[S, R]):
         update: Callable[[S], None] | None = None,
         write: OperationWrite[S, R] | None = None,
     ) -> "asyncio.Future[T]":
-        """Queues an operation and returns the future of its response. Raises an error only if no state is loaded."""
+        """Runs an operation, or queues it behind others. Returns the future of its response.
+
+        Raises an error only if no state is loaded. The future may be done on return.
+        """
         if self._state is None:
             raise self._not_loaded_error()
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._queue.append(_QueuedOperation(operation, future, write or self._plain_write, update))
-        if self._task is None:
-            # Use a separate task, because a cancelled caller must not leave records that are appended but not applied.
-            self._task = loop.create_task(self._run())
+        if not self._is_running:
+            self._is_running = True
+            # Appends that suspend continue in a task of their own, because a cancelled caller must not leave records
+            # that are appended but not applied.
+            self._task = start_eagerly(self._run(), report_error)
         return future
 
     def update_committed_offset(self, offset: int) -> None:
@@ -192,6 +199,7 @@ class CoordinatorRuntime(Generic[S, R]):
             self._on_failure(error)
         finally:
             self._running = self._task = None
+            self._is_running = False
 
     async def _run_operation(self, queued: _QueuedOperation) -> None:
         state, load_count = self._state, self._load_count

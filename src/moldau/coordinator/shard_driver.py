@@ -329,8 +329,12 @@ class ShardDriver(Generic[S, R]):
 
         self._pending_operations.append(pending)
         future = self._runtime.schedule(run, write=write)
-        future.add_done_callback(lambda future: self._on_operation_done(pending, future))
-        self._arm_timer()
+        if future.done() and request_id is not None:
+            self._on_operation_done(pending, future)
+        else:
+            # Background operations that repeat themselves let requests run in between.
+            future.add_done_callback(partial(self._on_operation_done, pending))
+            self._arm_timer()
 
     def _on_operation_done(self, operation: _PendingOperation, future: "asyncio.Future[Any]") -> None:
         operation.is_finished = True
@@ -413,7 +417,9 @@ class ShardDriver(Generic[S, R]):
         assert self._shard is not None
         commit_ms = self._pending_operations[0].deadline_ms if self._pending_operations else None
         tick_ms = None if self._is_tick_pending else self._next_tick_ms(self._shard)
-        return min((each for each in (commit_ms, tick_ms) if each is not None), default=None)
+        if tick_ms is None or (commit_ms is not None and commit_ms <= tick_ms):
+            return commit_ms
+        return tick_ms
 
     def _next_tick_ms(self, shard: S) -> int | None:
         deadline_ms = shard.next_deadline_ms(self._now())

@@ -100,6 +100,8 @@ class PartitionLeaderState:
     def maximal_isr(self) -> tuple[int, ...]:
         """Returns all replicas that are or may be in the ISR. Each can be the next leader and needs all committed
         records."""
+        if self.proposal is None and self.rejected_proposal is None and not self.departing_replicas:
+            return self.image.isr
         proposed = [each.isr for each in (self.proposal, self.rejected_proposal) if each is not None]
         return tuple(dict.fromkeys(chain(self.image.isr, self.departing_replicas, *proposed)))
 

@@ -12,6 +12,7 @@ from typing import Any
 from uuid import UUID
 
 from moldau.concurrency.backoff import exponential_backoff_ms
+from moldau.concurrency.eager import report_error, start_eagerly
 from moldau.error_codes import ErrorCode, error_code
 from moldau.errors import PeerUnreachableError
 from moldau.metadata.image import EMPTY_IMAGE, NO_LEADER, MetadataDelta, MetadataImage
@@ -151,9 +152,21 @@ class MarkerSender:
             if leader == NO_LEADER:
                 self._leaderless.append(entry)
                 continue
-            self._queues.setdefault(leader, deque()).append(entry)
-            if leader not in self._tasks:
-                self._tasks[leader] = asyncio.get_running_loop().create_task(self._run(leader))
+            queue = self._queues.get(leader)
+            if queue is not None:
+                queue.append(entry)
+                continue
+            self._queues[leader] = deque((entry,))
+            self._start(leader)
+
+    def _start(self, broker_id: int) -> None:
+        if broker_id != self._node_id:
+            # The task starts later, so that markers that are decided now share one request.
+            self._tasks[broker_id] = asyncio.get_running_loop().create_task(self._run(broker_id))
+            return
+        task = start_eagerly(self._run(broker_id), report_error)
+        if task is not None:
+            self._tasks[broker_id] = task
 
     def _leader_of(self, pending: PendingMarkers, partition: TopicPartition) -> int | None:
         """Returns the leader, or NO_LEADER; None if the partition was deleted.
@@ -196,7 +209,8 @@ class MarkerSender:
                 entries = [self._still_led(broker_id, entry) for entry in _take(queue)]
                 await self._send(broker_id, [entry for entry in entries if entry.partitions])
         finally:
-            del self._tasks[broker_id], self._queues[broker_id]
+            del self._queues[broker_id]
+            self._tasks.pop(broker_id, None)
 
     def _still_led(self, broker_id: int, entry: _Entry) -> _Entry:
         """Returns the entry without the partitions that the broker no longer leads, which are routed again."""

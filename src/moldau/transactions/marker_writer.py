@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from moldau.concurrency.eager import gather_eagerly
 from moldau.errors import MoldauError, RequestTimedOutError, UnknownTopicOrPartitionError
 from moldau.partitions.partition import Partition
 from moldau.partitions.replica_manager import ReplicaManager
@@ -60,7 +61,7 @@ class MarkerWriter:
     async def write(self, markers: Sequence[MarkersToWrite]) -> list[MarkerErrors]:
         """Writes all markers and waits until they are committed. Returns the error of each partition by marker."""
         pending = [(each.marker, partition) for each in markers for partition in each.partitions]
-        outcomes = iter(await asyncio.gather(*(self._write(marker, *partition) for marker, partition in pending)))
+        outcomes = iter(await gather_eagerly(self._write(marker, *partition) for marker, partition in pending))
         return [{partition: next(outcomes) for partition in each.partitions} for each in markers]
 
     async def _write(self, marker: EndTransactionMarker, topic: str, index: int) -> MoldauError | None:
@@ -85,8 +86,14 @@ async def append_marker(partition: Partition, marker: EndTransactionMarker) -> N
     committed = partition.commit_future(appended.next_offset, appended.leader_epoch, acks_all=True)
     if committed is None:
         return
+
+    def fail_on_timeout() -> None:
+        if not committed.done():
+            error = RequestTimedOutError(f"the marker of {partition.name} is not yet on every in-sync replica")
+            committed.set_exception(error)
+
+    timer = asyncio.get_running_loop().call_later(COMMIT_TIMEOUT_S, fail_on_timeout)
     try:
-        async with asyncio.timeout(COMMIT_TIMEOUT_S):
-            await committed
-    except TimeoutError:
-        raise RequestTimedOutError(f"the marker of {partition.name} is not yet on every in-sync replica") from None
+        await committed
+    finally:
+        timer.cancel()

@@ -1,7 +1,8 @@
 """One shard of the transaction coordinator: its driver, and the completion of decided transactions."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from moldau.concurrency.notifier import Notifier
@@ -92,23 +93,46 @@ class TransactionShard:
         for markers in shard.take_markers(high_watermark):
             pending = self._marker_sender.add(markers, self.driver.leader_epoch)
             self.pending_markers[markers.transactional_id] = pending
-            self._start(self._complete(pending))
+            pending.is_written.add_done_callback(partial(self._on_markers_written, pending))
 
-    async def _complete(self, pending: PendingMarkers) -> None:
-        """Waits until the markers are written, then completes the transaction."""
+    def _on_markers_written(self, pending: PendingMarkers, is_written: "asyncio.Future[bool]") -> None:
         markers = pending.markers
-        is_written = await pending.is_written
         if self.pending_markers.get(markers.transactional_id) is pending:
             del self.pending_markers[markers.transactional_id]
-        if is_written:
-            await self._retry(lambda: self._write_completion(markers))
+        if not is_written.cancelled() and is_written.result():
+            self._write_completion(markers)
 
-    async def _write_completion(self, markers: TransactionMarkers) -> None:
-        def complete(shard: TransactionCoordinatorShard, now: Now) -> CoordinatorResult[StateRecord, Any]:
+    def _write_completion(self, markers: TransactionMarkers) -> None:
+        def complete(shard: TransactionCoordinatorShard, now: Now, request_id: RequestId) -> TransactionResult:
             self.completions.notify_all()
-            return shard.complete_transaction(now, markers)
+            result = shard.complete_transaction(now, markers)
+            completed = [CompletedRequest(request_id, result.response)]
+            return CoordinatorResult(result.records, completed, result.min_committed_offset)
 
-        await self.submit(complete)
+        if not self.driver.is_active:
+            return
+        try:
+            written = self.driver.submit(complete)
+        except MoldauError as error:
+            self._write_completion_later(markers, error)
+        else:
+            written.add_done_callback(partial(self._on_completion_written, markers))
+
+    def _on_completion_written(self, markers: TransactionMarkers, written: "asyncio.Future[Any]") -> None:
+        error = written.exception()
+        if error is not None and self.driver.is_active:
+            self._write_completion_later(markers, error)
+
+    def _write_completion_later(self, markers: TransactionMarkers, error: BaseException) -> None:
+        """Tries again, because otherwise the transaction would stay open until another node is the coordinator."""
+        self._log_retry(error)
+        asyncio.get_running_loop().call_later(RETRY_BACKOFF_S, self._write_completion, markers)
+
+    def _log_retry(self, error: BaseException) -> None:
+        if not isinstance(error, MoldauError):
+            self.driver.unexpected_errors += 1
+        log_retry = log.debug if isinstance(error, _TRANSIENT_ERRORS) else log.error
+        log_retry("changing a transaction failed, retrying", reason=str(error) or repr(error))
 
     def _on_tick(self) -> None:
         shard = self.driver.shard
@@ -117,34 +141,21 @@ class TransactionShard:
         for transaction in shard.take_long_transactions():
             self._timeout_log.write(transaction)
         for transactional_id in shard.take_timed_out_and_exhausted():
-            self._start(self._abort_timed_out(transactional_id))
+            task = asyncio.get_running_loop().create_task(self._abort_timed_out(transactional_id))
+            self._tasks[task] = None
+            task.add_done_callback(self._on_task_done)
 
     async def _abort_timed_out(self, transactional_id: str) -> None:
-        async def abort() -> None:
-            producer_id = await self._generate_producer_id()
-            await self.submit(lambda shard, now: shard.abort_timed_out(now, transactional_id, producer_id))
-
-        await self._retry(abort)
-
-    async def _retry(self, attempt: Callable[[], Awaitable[None]]) -> None:
-        """Repeats an attempt until it succeeds, as long as this node is the coordinator.
-
-        Otherwise the transaction would stay open until another node is the coordinator.
-        """
+        """Aborts a transaction that needs a new producer id for it."""
         while self.driver.is_active:
             try:
-                await attempt()
+                producer_id = await self._generate_producer_id()
+                await self.submit(lambda shard, now: shard.abort_timed_out(now, transactional_id, producer_id))  # noqa: B023
             except MoldauError as error:
-                log_retry = log.debug if isinstance(error, _TRANSIENT_ERRORS) else log.error
-                log_retry("changing a transaction failed, retrying", reason=str(error))
+                self._log_retry(error)
                 await asyncio.sleep(RETRY_BACKOFF_S)
             else:
                 return
-
-    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks[task] = None
-        task.add_done_callback(self._on_task_done)
 
     def _on_task_done(self, task: "asyncio.Task[None]") -> None:
         del self._tasks[task]
@@ -154,7 +165,7 @@ class TransactionShard:
             task.result()
         except Exception:
             self.driver.unexpected_errors += 1
-            log.exception("completing a transaction failed unexpectedly", partition=str(self.driver.partition.name))
+            log.exception("aborting a transaction failed unexpectedly", partition=str(self.driver.partition.name))
 
     def _on_unloaded(self) -> None:
         """Stops all work on transactions. The next coordinator continues with them."""

@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from moldau.concurrency.eager import start_eagerly
+import pytest
+
+from moldau.concurrency.eager import gather_eagerly, start_eagerly
 
 
 async def _outcome(coroutine: Coroutine[Any, Any, Any]) -> tuple[list[tuple[Any, BaseException | None]], bool]:
@@ -95,3 +97,37 @@ def test_a_cancelled_one_cleans_up_even_if_its_task_never_ran() -> None:
         return seen
 
     assert asyncio.run(main()) == ["cleaned up", "CancelledError"]
+
+
+def test_gathering_keeps_the_order_of_results() -> None:
+    async def main() -> list[str]:
+        async def wait(result: str, turns: int) -> str:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            return result
+
+        return await gather_eagerly([wait("a", 2), wait("b", 0), wait("c", 1)])
+
+    assert asyncio.run(main()) == ["a", "b", "c"]
+
+
+def test_gathering_creates_tasks_only_for_coroutines_that_suspend() -> None:
+    async def main() -> int:
+        async def immediate() -> int:
+            return len(asyncio.all_tasks())
+
+        return max(await gather_eagerly(immediate() for _ in range(3)))
+
+    assert asyncio.run(main()) == 1
+
+
+def test_gathering_raises_the_error_of_a_coroutine() -> None:
+    async def main() -> None:
+        async def fail() -> None:
+            await asyncio.sleep(0)
+            raise KeyError("x")
+
+        await gather_eagerly([asyncio.sleep(0), fail()])
+
+    with pytest.raises(KeyError):
+        asyncio.run(main())

@@ -145,6 +145,7 @@ class GroupBroker(AdminBroker):
         self.groups = ScriptedGroups()
         self.transactions = ScriptedGroups()
         self.transaction_verifier = ScriptedVerifier()
+        self.late_requests = SimpleNamespace(check=lambda *_: None)
         self.platform = SimpleNamespace(
             random=random.Random(1), clock=SimpleNamespace(wall_ms=lambda: WALL_MS, monotonic_ms=lambda: 0)
         )

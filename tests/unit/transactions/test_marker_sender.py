@@ -341,7 +341,8 @@ def test_markers_share_requests_while_one_is_in_flight() -> None:
 
     cluster = run(scene)
     assert [len(named) for broker, named in cluster.requests if broker == 2] == [3, 3]
-    assert [len(named) for broker, named in cluster.requests if broker == 1] == [3]
+    # This node needs no request, so the first marker is written at once.
+    assert [len(named) for broker, named in cluster.requests if broker == 1] == [1, 2]
 
 
 def test_large_requests_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
