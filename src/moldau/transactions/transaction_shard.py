@@ -119,20 +119,21 @@ class TransactionShard:
             written.add_done_callback(partial(self._on_completion_written, markers))
 
     def _on_completion_written(self, markers: TransactionMarkers, written: "asyncio.Future[Any]") -> None:
-        error = written.exception()
-        if error is not None and self.driver.is_active:
+        try:
+            written.result()
+        except MoldauError as error:
             self._write_completion_later(markers, error)
+        except Exception:
+            self._log_unexpected_error()
 
-    def _write_completion_later(self, markers: TransactionMarkers, error: BaseException) -> None:
+    def _write_completion_later(self, markers: TransactionMarkers, error: MoldauError) -> None:
         """Tries again, because otherwise the transaction would stay open until another node is the coordinator."""
-        self._log_retry(error)
+        _log_retry(error)
         asyncio.get_running_loop().call_later(RETRY_BACKOFF_S, self._write_completion, markers)
 
-    def _log_retry(self, error: BaseException) -> None:
-        if not isinstance(error, MoldauError):
-            self.driver.unexpected_errors += 1
-        log_retry = log.debug if isinstance(error, _TRANSIENT_ERRORS) else log.error
-        log_retry("changing a transaction failed, retrying", reason=str(error) or repr(error))
+    def _log_unexpected_error(self) -> None:
+        self.driver.unexpected_errors += 1
+        log.exception("completing a transaction failed unexpectedly", partition=str(self.driver.partition.name))
 
     def _on_tick(self) -> None:
         shard = self.driver.shard
@@ -152,7 +153,7 @@ class TransactionShard:
                 producer_id = await self._generate_producer_id()
                 await self.submit(lambda shard, now: shard.abort_timed_out(now, transactional_id, producer_id))  # noqa: B023
             except MoldauError as error:
-                self._log_retry(error)
+                _log_retry(error)
                 await asyncio.sleep(RETRY_BACKOFF_S)
             else:
                 return
@@ -164,8 +165,7 @@ class TransactionShard:
         try:
             task.result()
         except Exception:
-            self.driver.unexpected_errors += 1
-            log.exception("aborting a transaction failed unexpectedly", partition=str(self.driver.partition.name))
+            self._log_unexpected_error()
 
     def _on_unloaded(self) -> None:
         """Stops all work on transactions. The next coordinator continues with them."""
@@ -175,3 +175,8 @@ class TransactionShard:
             pending.is_written.cancel()
         self.pending_markers.clear()
         self.completions.notify_all()
+
+
+def _log_retry(error: MoldauError) -> None:
+    log_retry = log.debug if isinstance(error, _TRANSIENT_ERRORS) else log.error
+    log_retry("changing a transaction failed, retrying", reason=str(error))

@@ -415,7 +415,7 @@ def test_the_high_watermark_can_pass_a_decision_before_it_is_applied() -> None:
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_an_unexpected_error_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unexpected_error_is_counted(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         replicas = Replicas((1,))
         await replicas.begin(leader=1)
@@ -424,7 +424,14 @@ def test_an_unexpected_error_is_counted(caplog: pytest.LogCaptureFixture) -> Non
         producer = await coordinator.begin()
         await coordinator.committed(coordinator.end(producer))
         (pending,) = coordinator.sender.added
-        pending.is_written.set_exception(KeyError("a bug"))
+
+        def fail(*_: object) -> None:
+            raise KeyError("a bug")
+
+        state = coordinator.shard.driver.shard
+        assert state is not None
+        monkeypatch.setattr(state, "complete_transaction", fail)
+        pending.is_written.set_result(True)
         await turns()
         assert coordinator.shard.driver.unexpected_errors == 1
         await coordinator.shard.driver.close()
