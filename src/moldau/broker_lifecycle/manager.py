@@ -18,6 +18,7 @@ from moldau.broker_lifecycle.state import (
     HeartbeatFailed,
     HeartbeatSucceeded,
     MetadataPublished,
+    MetadataStalled,
     RegistrationFailed,
     RegistrationSucceeded,
     RejectRegistration,
@@ -149,6 +150,10 @@ class BrokerLifecycleManager:
         """Reports that this node has published the metadata up to `metadata_offset`, and which replicas it could not
         open. Sends the report at once, because a client may be waiting for a new topic."""
         self._step(MetadataPublished(metadata_offset, tuple(not_ready)))
+
+    def on_metadata_stalled(self) -> None:
+        """Ends the lease until metadata is published again, because this node may not know the latest leaders."""
+        self._step(MetadataStalled())
 
     def on_controller_change(self) -> None:
         """Cancels the request to the previous controller and sends the next request to the new controller at once."""

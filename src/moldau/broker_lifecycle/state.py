@@ -75,6 +75,11 @@ class MetadataPublished(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class MetadataStalled:
+    """The node could not store metadata records. They may contain new leaders of its partitions."""
+
+
+@dataclass(frozen=True, slots=True)
 class ShutdownRequested:
     pass
 
@@ -96,6 +101,7 @@ Event = (
     | HeartbeatSucceeded
     | HeartbeatFailed
     | MetadataPublished
+    | MetadataStalled
     | ShutdownRequested
     | ControllerChanged
     | TimerFired
@@ -173,6 +179,8 @@ class BrokerLifecycleState:
         self.broker_epoch = NO_BROKER_EPOCH
         self._has_started = False
         self._metadata_offset = -1
+        self._is_metadata_stalled = False
+        """Whether metadata records could not be stored since the last ones were published."""
         self._not_ready: tuple[OfflineReplica, ...] = ()
         self._is_request_pending = False
         self._has_unsent_report = False
@@ -213,7 +221,12 @@ class BrokerLifecycleState:
             case HeartbeatFailed():
                 self._is_request_pending = False
                 return self._heartbeat_failed(now_ms, event.error)
+            case MetadataStalled():
+                self._is_metadata_stalled = True
+                return [EndLease()]
             case MetadataPublished():
+                if event.metadata_offset > self._metadata_offset:
+                    self._is_metadata_stalled = False
                 known = self._metadata_offset, self._not_ready
                 self._metadata_offset = max(self._metadata_offset, event.metadata_offset)
                 self._not_ready = event.not_ready
@@ -328,8 +341,11 @@ class BrokerLifecycleState:
 
         The lease is shortened by the time since a majority of voters last confirmed the controller, because another
         controller may have been elected in that time.
+
+        A broker that cannot store metadata does not learn that it is no longer the leader of a partition, although it
+        is not fenced: a full disk makes the controller elect other leaders. So it has no lease.
         """
-        if event.reply.is_fenced:
+        if event.reply.is_fenced or self._is_metadata_stalled:
             return EndLease()
         return ExtendLease(event.sent_ms - event.reply.confirmed_age_ms + self._lease_ms)
 

@@ -247,6 +247,7 @@ class Node:
             on_fatal=self._fail,
         )
         self._exit_stack.push_async_callback(lifecycle.close)
+        quorum.set_stalled_callback(lifecycle.on_metadata_stalled)
         replica_manager.lease, replica_manager.incarnation_id = lifecycle.lease, incarnation_id
         metadata.add_image_listener(lambda image: lifecycle.report(image.offset, replica_manager.offline_replicas()))
         replica_manager.on_offline_replicas_changed.append(

@@ -87,6 +87,8 @@ class EffectExecutor:
         self._is_resigning = False
         self._disk_full_error: StorageError | None = None
         """The error of the write that waits for disk space. No other effect is executed until the write succeeds."""
+        self.on_stalled: Callable[[], None] | None = None
+        """Called when fetched records could not be appended."""
         self._last_append_error = ""
         """The last logged error of an append of fetched records. It is not logged again."""
         self._own_append_error: StorageError | None = None
@@ -320,6 +322,8 @@ class EffectExecutor:
             if self._last_append_error != str(error):
                 self._last_append_error = str(error)
                 log.warning("cannot append fetched metadata records", reason=self._last_append_error)
+            if self.on_stalled is not None:
+                self.on_stalled()
             await self.step(events.AppendFailed())
 
     async def _truncate(self, end_offset: int) -> None:

@@ -103,6 +103,10 @@ class RaftClient:
             on_fatal=on_fatal,
         )
 
+    def set_stalled_callback(self, on_stalled: Callable[[], None]) -> None:
+        """Sets a callback for when this node could not store records of the leader."""
+        self._executor.on_stalled = on_stalled
+
     @property
     def is_leader(self) -> bool:
         return self._executor.failure is None and self._state.is_leader

@@ -11,6 +11,7 @@ from typing import Any
 from moldau.coordinator.deadline_queue import DeadlineQueue
 from moldau.coordinator.result import CompletedRequest, CoordinatorResult, Now
 from moldau.errors import (
+    InvalidProducerIdMappingError,
     InvalidRequestError,
     InvalidTransactionStateError,
     MoldauError,
@@ -130,10 +131,32 @@ class TransactionCoordinatorShard:
         record = TransactionRecord(transactional_id, metadata, self._transaction_version())
         return CoordinatorResult([record], response)
 
+    def _confirmed(
+        self, transactional_id: str, run: Callable[[], CoordinatorResult[StateRecord, Any]]
+    ) -> CoordinatorResult[StateRecord, Any]:
+        """Runs an operation. If it is rejected for good, writes the state again without a change.
+
+        The response then waits for the commit of this record. So it is not sent if another node has become the
+        coordinator without the knowledge of this one, whose state is outdated. The producer would stop.
+        """
+        try:
+            return run()
+        except (InvalidProducerIdMappingError, InvalidTransactionStateError, ProducerFencedError) as error:
+            metadata = self._transactions.get(transactional_id)
+            if metadata is None or metadata.is_prepared:
+                # A prepared transaction must not be written again, because that would send its markers again.
+                raise
+            return self._change(transactional_id, metadata, error.with_traceback(None))
+
     # Producers
 
     def init_producer_id(
         self, now: Now, request: InitProducerIdRequest, new_producer_id: int | None = None
+    ) -> ProducerResult:
+        return self._confirmed(request.transactional_id, lambda: self._init_producer_id(now, request, new_producer_id))
+
+    def _init_producer_id(
+        self, now: Now, request: InitProducerIdRequest, new_producer_id: int | None
     ) -> ProducerResult:
         """Fences all earlier producers with the transactional id, and returns producer id and epoch of the new one.
 
@@ -179,6 +202,9 @@ class TransactionCoordinatorShard:
     # Partitions
 
     def add_partitions(self, now: Now, request: AddPartitionsRequest) -> CoordinatorResult[StateRecord, EmptyResponse]:
+        return self._confirmed(request.transactional_id, lambda: self._add_partitions(now, request))
+
+    def _add_partitions(self, now: Now, request: AddPartitionsRequest) -> CoordinatorResult[StateRecord, EmptyResponse]:
         metadata = self._require(request.transactional_id)
         if metadata.is_prepared:
             # A producer with TV2 may have a new producer id already, so ids are not compared before.
@@ -210,6 +236,9 @@ class TransactionCoordinatorShard:
     ) -> ProducerResult:
         """Decides the outcome of a transaction. The response is the producer id and epoch of the next transaction; it
         has no values for a client without TV2, whose producer id and epoch do not change."""
+        return self._confirmed(request.transactional_id, lambda: self._end_transaction(now, request, new_producer_id))
+
+    def _end_transaction(self, now: Now, request: EndTransactionRequest, new_producer_id: int | None) -> ProducerResult:
         metadata = self._require(request.transactional_id)
         if request.commit and group_of_member(request.transactional_id) is not None:
             raise InvalidRequestError(
@@ -230,7 +259,7 @@ class TransactionCoordinatorShard:
         if not is_retry and (not is_same_producer or metadata.producer_epoch != request.producer_epoch):
             raise fenced_epoch(metadata, request.producer_epoch)
         if is_retry and metadata.state is _complete_state(commit=request.commit):
-            return CoordinatorResult((), _identity(metadata))
+            return self._change(request.transactional_id, metadata, _identity(metadata))
         if is_retry or (request.commit and metadata.state is not TransactionState.ONGOING):
             raise _wrong_state(metadata, request)
         if metadata.is_epoch_exhausted and new_producer_id is None:
@@ -252,7 +281,9 @@ class TransactionCoordinatorShard:
         if metadata.is_prepared:
             raise still_completing(request.transactional_id)
         if metadata.state is _complete_state(commit=request.commit):
-            return CoordinatorResult((), ProducerIdAndEpoch())
+            # A repetition, or the end of a later transaction that this node does not know, because another node has
+            # become the coordinator. The commit of the same state excludes the latter.
+            return self._change(request.transactional_id, metadata, ProducerIdAndEpoch())
         if metadata.state is not TransactionState.ONGOING:
             raise _wrong_state(metadata, request)
         prepared = metadata.prepared(

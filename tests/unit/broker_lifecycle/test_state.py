@@ -15,6 +15,7 @@ from moldau.broker_lifecycle.state import (
     HeartbeatFailed,
     HeartbeatSucceeded,
     MetadataPublished,
+    MetadataStalled,
     RegistrationFailed,
     RegistrationSucceeded,
     RejectRegistration,
@@ -98,6 +99,20 @@ def test_the_lease_counts_from_the_sending_and_the_last_confirmation_of_the_cont
     state.step(1_500, TimerFired())
     confirmed = BrokerHeartbeatReply(True, False, False, confirmed_age_ms=400)
     assert state.step(2_400, HeartbeatSucceeded(1_500, confirmed)) == [ExtendLease(1_500 - 400 + LEASE_MS)]
+
+
+def test_a_broker_that_cannot_store_metadata_has_no_lease() -> None:
+    """It would not learn that other brokers lead its partitions, although it is not fenced."""
+    state = active_state()
+    assert state.step(1_100, MetadataStalled()) == [EndLease()]
+    state.step(1_500, TimerFired())
+    assert state.step(1_510, HeartbeatSucceeded(1_500, TAKEN_IN)) == [EndLease()]
+    # A report of replicas is no progress of the metadata.
+    offline = OfflineReplica(UUID(int=1), 0, 3, "full", is_transient=True)
+    state.step(1_600, MetadataPublished(9, (offline,)))
+    assert state.step(1_610, HeartbeatSucceeded(1_600, TAKEN_IN)) == [EndLease()]
+    state.step(1_700, MetadataPublished(10, (offline,)))
+    assert state.step(1_710, HeartbeatSucceeded(1_700, TAKEN_IN)) == [ExtendLease(1_700 + LEASE_MS)]
 
 
 def test_a_new_controller_gets_a_heartbeat_at_once() -> None:

@@ -30,7 +30,7 @@ from moldau.transactions.requests import (
 )
 from moldau.transactions.shard import TransactionCoordinatorShard
 from moldau.transactions.timeout_log import TimeoutLog
-from moldau.transactions.transaction_metadata import PRODUCER_EPOCH_MAX, TV2, TransactionMetadata, TransactionState
+from moldau.transactions.transaction_metadata import PRODUCER_EPOCH_MAX, TV0, TV2, TransactionMetadata, TransactionState
 from moldau.transactions.transaction_shard import COMMIT_TIMEOUT_MS, TransactionShard
 from support.replicas import Replicas
 
@@ -93,23 +93,25 @@ class Coordinator:
             )
         )
 
-    def add(self, producer: ProducerIdAndEpoch) -> "asyncio.Future[Any]":
+    def add(self, producer: ProducerIdAndEpoch, client_version: int = TV2) -> "asyncio.Future[Any]":
         request = AddPartitionsRequest(
             transactional_id="t",
             producer_id=producer.producer_id,
             producer_epoch=producer.producer_epoch,
             partitions=frozenset({P0}),
-            client_version=TV2,
+            client_version=client_version,
         )
         return asyncio.ensure_future(self.shard.submit(lambda shard, now: shard.add_partitions(now, request)))
 
-    def end(self, producer: ProducerIdAndEpoch, *, commit: bool = True) -> "asyncio.Future[ProducerIdAndEpoch]":
+    def end(
+        self, producer: ProducerIdAndEpoch, *, commit: bool = True, client_version: int = TV2
+    ) -> "asyncio.Future[ProducerIdAndEpoch]":
         request = EndTransactionRequest(
             transactional_id="t",
             producer_id=producer.producer_id,
             producer_epoch=producer.producer_epoch,
             commit=commit,
-            client_version=TV2,
+            client_version=client_version,
         )
         return asyncio.ensure_future(
             self.shard.submit_with_producer_id(
@@ -126,7 +128,7 @@ class Coordinator:
         return await future
 
     def _followers(self) -> list[int]:
-        return [node for node in self.replicas.nodes if node != self.replicas.image.leader]
+        return [node for node in self.replicas.image.isr if node != self.replicas.image.leader]
 
     async def begin(self) -> ProducerIdAndEpoch:
         """Starts a producer and its transaction."""
@@ -438,3 +440,34 @@ def test_an_unexpected_error_is_counted(caplog: pytest.LogCaptureFixture, monkey
 
     asyncio.run(asyncio.wait_for(main(), 20))
     assert "completing a transaction failed unexpectedly" in caplog.text
+
+
+@pytest.mark.parametrize("client_version", [TV0, TV2])
+@pytest.mark.parametrize("commit", [True, False])
+def test_a_replaced_coordinator_does_not_answer_with_its_old_state(client_version: int, commit: bool) -> None:
+    """It does not know its successor, for example because its disk is too full for new metadata. Without TV2 the end of
+    the producer's second transaction looks like a repetition of the end of the first one."""
+
+    async def scene(replicas: Replicas, coordinator: Coordinator) -> None:
+        producer = await coordinator.committed(coordinator.init())
+        await coordinator.committed(coordinator.add(producer, client_version))
+        ended = await coordinator.committed(coordinator.end(producer, client_version=client_version))
+        producer = ended if client_version >= TV2 else producer
+        coordinator.sender.added[-1].is_written.set_result(True)
+        await coordinator.committed(turns())
+        assert coordinator.state().state is STATES.COMPLETE_COMMIT
+        replicas.elect(2, isr=(2, 3))
+        await replicas.publish_image(2, 3)
+        successor = Coordinator(replicas, 2)
+        await successor.committed(successor.load())
+        await successor.committed(successor.add(producer, client_version))
+        late = coordinator.end(producer, commit=commit, client_version=client_version)
+        await successor.committed(turns())
+        assert not late.done()
+        await replicas.publish_image(1)
+        with pytest.raises(NotCoordinatorError):
+            await late
+        assert successor.state().state is STATES.ONGOING
+        await successor.shard.driver.close()
+
+    on_replicas(scene)
