@@ -60,7 +60,7 @@ class FakeServer:
         self.is_serving = True
         self.is_stopping = False
         self.now_ms = 0
-        self.host = SimpleNamespace(clock=SimpleNamespace(monotonic_ms=lambda: self.now_ms))
+        self.host = SimpleNamespace(clock=SimpleNamespace(monotonic_ms=lambda: self.now_ms), callbacks=0)
         self.boot()
 
     def boot(self) -> None:
@@ -106,6 +106,8 @@ class Cluster:
         )
 
     def check(self) -> list[str]:
+        for server in self.servers:
+            server.host.callbacks += 1
         self.checker.check()
         return self.found
 

@@ -40,6 +40,8 @@ class _NodeObservation:
     """Last observed state of one incarnation of a node."""
 
     broker: Broker
+    callbacks: int = -1
+    """The callbacks that had run on the host. Nothing can have changed until another one has run."""
     image: MetadataImage = EMPTY_IMAGE
     quorum_epoch: int = -1
     quorum_high_watermark: int = 0
@@ -183,6 +185,10 @@ class InvariantChecker:
             observation = self._observations.get(server.name)
             if observation is None or observation.broker is not broker:
                 observation = self._observations[server.name] = _NodeObservation(broker)
+            callbacks = server.host.callbacks
+            if callbacks == observation.callbacks:
+                continue
+            observation.callbacks = callbacks
             self._check_quorum(server, observation)
             self._check_image(server, observation)
             self._check_replicas(server, observation)
@@ -287,19 +293,23 @@ class InvariantChecker:
                 self.counts["truncations"] += 1
                 self.trace("truncated", server.name, str(partition.name), end)
             seen.end = end
-            if partition.is_leader:
-                self._check_leader(server, partition, seen)
+            high_watermark = partition.high_watermark
+            if partition.leader.state is not None:
+                self._check_leader(server, partition, seen, high_watermark)
             else:
                 seen.is_leader = False
-            high_watermark = partition.high_watermark
             if high_watermark != seen.high_watermark:
                 self._on_high_watermark_changed(server, partition, seen.high_watermark, high_watermark)
                 seen.high_watermark = high_watermark
 
-    def _check_leader(self, server: ServerHost, partition: Partition, seen: _ReplicaObservation) -> None:
+    def _check_leader(
+        self, server: ServerHost, partition: Partition, seen: _ReplicaObservation, high_watermark: int
+    ) -> None:
         name, epoch = partition.name, partition.leader_epoch
         if name.topic not in self.lossy_topics:
-            self._check_last_stable_offset(server, partition, seen)
+            stable = partition.last_stable_offset
+            if stable != seen.last_stable_offset or stable > high_watermark:
+                self._check_last_stable_offset(server, partition, seen, stable)
         if seen.is_leader and epoch == seen.epoch:
             return
         if seen.is_leader and epoch < seen.epoch:
@@ -315,8 +325,10 @@ class InvariantChecker:
             ends = f"{seen.end}, and {committed} is committed"
             self._report_violation(f"{server.name} leads {name} in epoch {epoch} with a log that ends at {ends}")
 
-    def _check_last_stable_offset(self, server: ServerHost, partition: Partition, seen: _ReplicaObservation) -> None:
-        stable, high_watermark, name = partition.last_stable_offset, partition.high_watermark, partition.name
+    def _check_last_stable_offset(
+        self, server: ServerHost, partition: Partition, seen: _ReplicaObservation, stable: int
+    ) -> None:
+        high_watermark, name = partition.high_watermark, partition.name
         if stable > high_watermark:
             self._report_violation(f"the last stable offset of {name} on {server.name} is {stable} of {high_watermark}")
         # If the high watermark has fallen, that is another violation.

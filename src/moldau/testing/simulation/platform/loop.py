@@ -59,6 +59,8 @@ class Incarnation:
     """Speed of the monotonic clock and of all timers, relative to virtual time."""
     is_alive: bool = field(default=True, init=False)
     is_paused: bool = field(default=False, init=False)
+    callbacks: int = field(default=0, init=False)
+    """The number of callbacks that have run. The state of the host changes only in callbacks."""
 
 
 OUTSIDE = Incarnation("outside", 0)
@@ -67,29 +69,53 @@ OUTSIDE = Incarnation("outside", 0)
 current_incarnation: ContextVar[Incarnation] = ContextVar("current_incarnation", default=OUTSIDE)
 
 
-class SimulatedHandle(asyncio.Handle):
-    __slots__ = ("incarnation",)
-    incarnation: Incarnation
+class SimulatedHandle(asyncio.TimerHandle):
+    """A callback that is ready, or waits for its time.
 
+    A run creates about a million of them. So this class sets the fields of asyncio's handles directly, without the
+    debug mode of asyncio.
+    """
 
-class SimulatedTimer(asyncio.TimerHandle):
     __slots__ = ("incarnation",)
-    incarnation: Incarnation
+
+    def __init__(
+        self,
+        callback: Callable[..., object],
+        args: tuple[object, ...],
+        loop: "SimulatedLoop",
+        context: contextvars.Context,
+        when: float = 0.0,
+    ) -> None:
+        self._callback = callback
+        self._args = args
+        self._loop = loop
+        self._context = context
+        self._cancelled = False
+        self._repr = self._source_traceback = None
+        self._when = when
+        self._scheduled = False
+        self.incarnation: Incarnation = context.get(current_incarnation, OUTSIDE)
+
+    def cancel(self) -> None:
+        # The loop drops cancelled callbacks when they are due.
+        self._cancelled = True
+        self._callback = self._args = None  # type: ignore[assignment]
 
 
 class SimulatedFuture(asyncio.Future[Any]):
-    def __init__(self, *, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop=loop)
-        self.incarnation = current_incarnation.get()
+    incarnation: Incarnation
 
 
 class SimulatedTask(asyncio.Task[Any]):
+    number: int
+    """Tasks are numbered per loop, because asyncio's numbers continue from run to run."""
     context: contextvars.Context
     """The context in which the coroutine is closed after a crash."""
     incarnation: Incarnation
 
 
-_AnyHandle = SimulatedHandle | SimulatedTimer
+EMPTY_CONTEXT = contextvars.Context()
+"""The context of callbacks that belong to no host."""
 
 
 class SimulatedLoop(DeterministicLoop):
@@ -106,15 +132,15 @@ class SimulatedLoop(DeterministicLoop):
         self.network: SimulatedNetwork | None = None
         self.errors: list[str] = []
         """Errors that reached the exception handler. Each error is a bug in the program under test."""
-        self._random = randomness
         self._timer_lateness_ns = int(timer_lateness_ms_max * 1e6) if randomness else 0
+        self._draw_bits = (randomness or random.Random(0)).getrandbits
         self._callbacks_max = callbacks_max
         self._callbacks = 0
         self.now_ns = 0
-        self._ready: deque[_AnyHandle] = deque()
-        self._timers: list[tuple[int, int, SimulatedTimer]] = []
+        self._ready: deque[SimulatedHandle] = deque()
+        self._timers: list[tuple[int, int, SimulatedHandle]] = []
         self._timers_created = 0
-        self._paused_handles: dict[Incarnation, list[_AnyHandle]] = {}
+        self._paused_handles: dict[Incarnation, list[SimulatedHandle]] = {}
         """Callbacks of paused incarnations, in the order in which they became ready."""
         self.on_iteration: Callable[[], None] | None = None
         """A function that is called between two iterations of the loop. It must not change the simulated state."""
@@ -140,7 +166,6 @@ class SimulatedLoop(DeterministicLoop):
         self._check_closed()
         context = contextvars.copy_context() if context is None else context
         handle = SimulatedHandle(callback, args, self, context)
-        handle.incarnation = context.get(current_incarnation, OUTSIDE)
         self._ready.append(handle)
         return handle
 
@@ -151,48 +176,42 @@ class SimulatedLoop(DeterministicLoop):
 
     def call_later(
         self, delay: float, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
-    ) -> SimulatedTimer:
-        timer = self._new_timer(0.0, callback, args, context)
+    ) -> SimulatedHandle:
+        timer = SimulatedHandle(callback, args, self, contextvars.copy_context() if context is None else context)
         rate = timer.incarnation.clock_rate
-        timer._when = self.now_ns / NANOSECONDS * rate + delay  # type: ignore[attr-defined]
+        timer._when = self.now_ns / NANOSECONDS * rate + delay
         return self._set_timer(timer, self.now_ns + math.ceil(delay / rate * NANOSECONDS))
 
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
-    ) -> SimulatedTimer:
-        timer = self._new_timer(when, callback, args, context)
+    ) -> SimulatedHandle:
+        context = contextvars.copy_context() if context is None else context
+        timer = SimulatedHandle(callback, args, self, context, when)
         return self._set_timer(timer, math.ceil(when / timer.incarnation.clock_rate * NANOSECONDS))
 
-    def _new_timer(
-        self,
-        when: float,
-        callback: Callable[..., object],
-        args: tuple[object, ...],
-        context: contextvars.Context | None,
-    ) -> SimulatedTimer:
-        context = contextvars.copy_context() if context is None else context
-        timer = SimulatedTimer(when, callback, args, self, context)
-        timer.incarnation = context.get(current_incarnation, OUTSIDE)
-        return timer
-
-    def _set_timer(self, timer: SimulatedTimer, when_ns: int) -> SimulatedTimer:
+    def _set_timer(self, timer: SimulatedHandle, when_ns: int) -> SimulatedHandle:
         self._check_closed()
-        timer._scheduled = True  # type: ignore[attr-defined]
-        when_ns = max(when_ns, self.now_ns)
-        if self._timer_lateness_ns:
-            assert self._random is not None
-            when_ns += self._random.randrange(self._timer_lateness_ns)
+        timer._scheduled = True
+        if when_ns < self.now_ns:
+            when_ns = self.now_ns
+        lateness_max_ns = self._timer_lateness_ns
+        if lateness_max_ns:
+            # The same as `randrange`, in a third of its time.
+            bits = lateness_max_ns.bit_length()
+            lateness_ns = self._draw_bits(bits)
+            while lateness_ns >= lateness_max_ns:
+                lateness_ns = self._draw_bits(bits)
+            when_ns += lateness_ns
         self._timers_created += 1
         heapq.heappush(self._timers, (when_ns, self._timers_created, timer))
         return timer
 
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Does nothing when asyncio cancels a timer, because cancelled timers are dropped when they are due."""
-
     # Futures and tasks
 
     def create_future(self) -> asyncio.Future[Any]:
-        return SimulatedFuture(loop=self)
+        future = SimulatedFuture(loop=self)
+        future.incarnation = current_incarnation.get()
+        return future
 
     def create_task(
         self, coro: Any, *, name: object = None, context: contextvars.Context | None = None, **options: Any
@@ -201,10 +220,9 @@ class SimulatedLoop(DeterministicLoop):
         context = contextvars.copy_context() if context is None else context
         self._tasks_created += 1
         number = self._tasks_created
-        # Number the tasks per loop, because asyncio numbers tasks across all loops of a process. Such numbers would
-        # differ from run to run.
         label = str(name) if name is not None else f"{getattr(coro, '__qualname__', 'task')}#{number}"
         task = SimulatedTask(coro, loop=self, name=label, context=context, **options)
+        task.number = number
         task.context = context
         task.incarnation = context.get(current_incarnation, OUTSIDE)
         if not task.incarnation.is_alive:
@@ -212,11 +230,12 @@ class SimulatedLoop(DeterministicLoop):
             coro.close()
             return task
         self._tasks[number] = task
-        task.add_done_callback(functools.partial(self._forget_task, number), context=contextvars.Context())
+        task.add_done_callback(self._forget_task, context=EMPTY_CONTEXT)
         return task
 
-    def _forget_task(self, number: int, task: asyncio.Task[Any]) -> None:
-        self._tasks.pop(number, None)
+    def _forget_task(self, task: asyncio.Task[Any]) -> None:
+        assert isinstance(task, SimulatedTask)
+        self._tasks.pop(task.number, None)
 
     def destroy(self, incarnation: Incarnation) -> None:
         """Ends all tasks and timers of an incarnation. Disk and network calls in their `finally` blocks fail."""
@@ -283,12 +302,13 @@ class SimulatedLoop(DeterministicLoop):
                 # iteration.
                 for _ in range(len(self._ready)):
                     handle = self._ready.popleft()
-                    if handle.cancelled() or not handle.incarnation.is_alive:
+                    incarnation = handle.incarnation
+                    if handle._cancelled or not incarnation.is_alive:
                         continue
-                    if handle.incarnation.is_paused:
-                        self._paused_handles[handle.incarnation].append(handle)
+                    if incarnation.is_paused:
+                        self._paused_handles[incarnation].append(handle)
                         continue
-                    self._run_handle(handle)
+                    self._run_handle(handle, incarnation)
                 if self.on_iteration is not None:
                     self.on_iteration()
         finally:
@@ -297,20 +317,29 @@ class SimulatedLoop(DeterministicLoop):
             events._set_running_loop(None)
             sys.set_asyncgen_hooks(*hooks)
 
-    def _run_handle(self, handle: _AnyHandle) -> None:
+    def _run_handle(self, handle: SimulatedHandle, incarnation: Incarnation) -> None:
         self._callbacks += 1
         if self._callbacks > self._callbacks_max:
             raise LivelockError(
                 f"{self._callbacks_max} callbacks were not enough; pending tasks:\n{self.pending_tasks()}"
             )
-        self.trace.add_step(self.now_ns, handle.incarnation.host, _callback_label(handle))
-        handle._run()
+        callback = handle._callback
+        self.trace.add_step(self.now_ns, incarnation.host, _callback_label(callback))
+        incarnation.callbacks += 1
+        try:
+            handle._context.run(callback, *handle._args)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            self.call_exception_handler(
+                {"message": f"Exception in callback {_callback_label(callback)}", "exception": error, "handle": handle}
+            )
         self.now_ns += CALLBACK_NS
 
     def _schedule_due_timers(self) -> None:
         """Makes due timers ready. If no callback is ready, time first advances to the next timer."""
         timers = self._timers
-        while timers and (timers[0][2].cancelled() or not timers[0][2].incarnation.is_alive):
+        while timers and (timers[0][2]._cancelled or not timers[0][2].incarnation.is_alive):
             heapq.heappop(timers)
         if not timers:
             return
@@ -318,7 +347,7 @@ class SimulatedLoop(DeterministicLoop):
             self.now_ns = max(self.now_ns, timers[0][0])
         while timers and timers[0][0] <= self.now_ns:
             timer = heapq.heappop(timers)[2]
-            timer._scheduled = False  # type: ignore[attr-defined]
+            timer._scheduled = False
             self._ready.append(timer)
 
     def stop(self) -> None:
@@ -422,8 +451,7 @@ def _close_coroutine(coroutine: Any) -> None:
     raise RuntimeError(f"{coroutine.__qualname__} cannot be closed")
 
 
-def _callback_label(handle: asyncio.Handle) -> str:
-    callback: Any = handle._callback  # type: ignore[attr-defined]
+def _callback_label(callback: Any) -> str:
     while isinstance(callback, functools.partial):
         callback = callback.func
     owner = getattr(callback, "__self__", None)

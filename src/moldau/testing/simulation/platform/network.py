@@ -15,7 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from moldau.testing.simulation.platform.determinism import DeterminismError
-from moldau.testing.simulation.platform.loop import OUTSIDE, Incarnation, SimulatedLoop, current_incarnation
+from moldau.testing.simulation.platform.loop import (
+    EMPTY_CONTEXT,
+    OUTSIDE,
+    Incarnation,
+    SimulatedLoop,
+    current_incarnation,
+)
 from moldau.testing.simulation.platform.transport import SimulatedTransport
 
 ProtocolFactory = Callable[[], asyncio.BaseProtocol]
@@ -149,7 +155,7 @@ class SimulatedNetwork:
                 delay_ms += settings.slow_packet_ms_max * draw()
             if settings.loss_chance:
                 delay_ms += self._retransmissions_ms()
-        self.loop.call_later(delay_ms / 1000, self._arrive, source, target, packet, context=contextvars.Context())
+        self.loop.call_later(delay_ms / 1000, self._arrive, source, target, packet, context=EMPTY_CONTEXT)
 
     def _retransmissions_ms(self) -> float:
         total_ms, timeout_ms = 0.0, self.settings.retransmit_timeout_ms_min

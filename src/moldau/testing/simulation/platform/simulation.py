@@ -84,6 +84,11 @@ class Host:
     def is_up(self) -> bool:
         return self._incarnation.is_alive
 
+    @property
+    def callbacks(self) -> int:
+        """The number of callbacks that have run since the boot."""
+        return self._incarnation.callbacks
+
     def _boot(self) -> None:
         boot = f"{self.name}/boot-{self._incarnation.boot}"
         randomness = self._simulation.random_for(boot)

@@ -28,7 +28,7 @@ class Trace:
 
     def add(self, time_ns: int, kind: str, *fields: Field) -> None:
         line = f"{time_ns} {kind} " + " ".join(
-            f"{len(field)}:{zlib.crc32(field):08x}" if isinstance(field, bytes) else str(field) for field in fields
+            [f"{len(field)}:{zlib.crc32(field):08x}" if isinstance(field, bytes) else str(field) for field in fields]
         )
         self._append(line)
         if kind not in ROUTINE_KINDS:
@@ -36,7 +36,10 @@ class Trace:
 
     def add_step(self, time_ns: int, host: str, label: str) -> None:
         """Adds the execution of a callback, which is by far the most frequent event."""
-        self._append(f"{time_ns} run {host} {label}")
+        unhashed = self._unhashed
+        unhashed.append(f"{time_ns} run {host} {label}")
+        if len(unhashed) == LINES_PER_HASH:
+            self._hash_lines()
 
     def _append(self, line: str) -> None:
         self._unhashed.append(line)

@@ -48,6 +48,8 @@ class SimulatedTransport(asyncio.Transport):
         self._local = local
         self._remote = remote
         self._protocol: asyncio.BaseProtocol
+        self._buffered_protocol: asyncio.BufferedProtocol | None = None
+        """The protocol if it provides the buffers."""
         self._window = network.random.randint(network.settings.window_bytes_min, network.settings.window_bytes_max)
         self._unsent = bytearray()
         self._in_flight = 0
@@ -91,6 +93,7 @@ class SimulatedTransport(asyncio.Transport):
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         self._protocol = protocol
+        self._buffered_protocol = protocol if isinstance(protocol, asyncio.BufferedProtocol) else None
 
     def is_closing(self) -> bool:
         return self._closing or self._is_lost
@@ -241,8 +244,9 @@ class SimulatedTransport(asyncio.Transport):
         size = min(len(self._received), READ_BYTES_MAX)
         if self._network.random.random() < self._network.settings.partial_read_chance:
             size = self._network.random.randint(1, size)
-        if isinstance(self._protocol, asyncio.BufferedProtocol):
-            target = memoryview(self._protocol.get_buffer(size)).cast("B")
+        buffered = self._buffered_protocol
+        if buffered is not None:
+            target = memoryview(buffered.get_buffer(size)).cast("B")
             if not len(target):
                 raise RuntimeError("get_buffer() returned an empty buffer")
             size = min(size, len(target))
@@ -254,8 +258,8 @@ class SimulatedTransport(asyncio.Transport):
         del self._received[:size]
         self._loop.trace.add(self._loop.now_ns, "deliver", self.peer.host, self.host, data)
         self._network.send(self.host, self.peer.host, lambda: self.peer._acknowledged(size))
-        if isinstance(self._protocol, asyncio.BufferedProtocol):
-            self._protocol.buffer_updated(size)
+        if buffered is not None:
+            buffered.buffer_updated(size)
         else:
             assert isinstance(self._protocol, asyncio.Protocol)
             self._protocol.data_received(data)
