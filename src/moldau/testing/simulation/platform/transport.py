@@ -188,7 +188,7 @@ class SimulatedTransport(asyncio.Transport):
 
     def _acknowledged(self, size: int) -> None:
         self._in_flight -= size
-        if not self._is_lost:
+        if (self._unsent or self._writing_paused) and not self._is_lost:
             self._loop.call_soon(self._continue_writing, context=self.context)
 
     def _continue_writing(self) -> None:
