@@ -72,10 +72,12 @@ class Scenario:
 
     async def _check_progress(self, workloads: Iterable[Workload], is_over: Callable[[], bool] = lambda: False) -> None:
         """Waits until every workload has made progress. Stops waiting if `is_over` returns True."""
-        targets = [(each, each.progress + PROGRESS_MIN) for each in workloads if each.MUST_PROGRESS]
+        must_progress = [workload for workload in workloads if workload.MUST_PROGRESS]
+        for workload in must_progress:
+            workload.progress_target = workload.progress + PROGRESS_MIN
 
         def stuck() -> list[str]:
-            return [workload.name for workload, target in targets if workload.progress < target]
+            return [workload.name for workload in must_progress if workload.is_stuck]
 
         await self.system.outcome.wait_until(
             lambda: not stuck() or is_over(), lambda: f"progress of {', '.join(stuck())} after healing"

@@ -9,7 +9,7 @@ transactions end.
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -30,7 +30,7 @@ from moldau.testing.simulation.checkers.history_transactions import (
 )
 from moldau.testing.simulation.checkers.transactions import RecordStatus, check_transactions, record_statuses
 from moldau.testing.simulation.scenarios.client_process import ClientProcess, GroupClients
-from moldau.testing.simulation.scenarios.cluster import METADATA_AGE_MS_MAX, READ_BYTES, ClusterScenario
+from moldau.testing.simulation.scenarios.cluster import METADATA_AGE_MS_MAX, OPERATIONS_MIN, READ_BYTES, ClusterScenario
 from moldau.testing.simulation.scenarios.outcome import SimulationOutcome
 from moldau.testing.simulation.workloads.client import split_batches
 from moldau.testing.simulation.workloads.cluster import ReplicaMover, TopicPlan
@@ -46,12 +46,14 @@ from moldau.testing.simulation.workloads.transactions import (
     TransactionReader,
     record_sent_requests,
 )
+from moldau.testing.simulation.workloads.workload import Workload
 from moldau.transactions.state_topic import TRANSACTION_STATE_TOPIC
 
 INPUT, OUTPUT, OTHER = "input", "output", "other"
 COPIER_GROUP = "copiers"
 COPIERS = 2
 LATE = "late-requests"
+TRANSACTIONS_MIN = 100
 
 
 class TransactionsScenario(ClusterScenario):
@@ -171,6 +173,30 @@ class TransactionsScenario(ClusterScenario):
             copier.start()
 
     # After healing
+
+    async def _check_progress(self, workloads: Iterable[Workload], is_over: Callable[[], bool] = lambda: False) -> None:
+        """Waits for enough transactions, too. From then on, stops each workload that has made progress.
+
+        A producer that shares its transactional id may be fenced again and again, for half a minute. The other
+        workloads would use this time only to repeat their operations without faults.
+        """
+        workloads = list(workloads)
+
+        def stop_workloads() -> bool:
+            if self._has_enough_operations():
+                for workload in workloads:
+                    if not workload.is_stuck:
+                        workload.stop()
+            return is_over()
+
+        await super()._check_progress(workloads, stop_workloads)
+        await self.cluster.outcome.wait_until(
+            self._has_enough_operations, lambda: f"{OPERATIONS_MIN} operations and {TRANSACTIONS_MIN} transactions"
+        )
+
+    def _has_enough_operations(self) -> bool:
+        transactions = sum(bool(each.records) for each in self.transactions.transactions)
+        return self._operations() >= OPERATIONS_MIN and transactions >= TRANSACTIONS_MIN
 
     async def _wait_converged(self) -> None:
         await self._wait_copied()

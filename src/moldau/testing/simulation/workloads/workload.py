@@ -15,7 +15,13 @@ class Workload:
     randomness: random.Random
     progress: int = field(default=0, init=False)
     """The number of completed operations."""
+    progress_target: int = field(default=0, init=False)
+    """The progress that the workload must make before it may be stopped."""
     _stopping: bool = field(default=False, init=False)
+
+    @property
+    def is_stuck(self) -> bool:
+        return self.progress < self.progress_target
 
     def stop(self) -> None:
         """Ends the workload after the current step."""
