@@ -71,6 +71,7 @@ TRANSACTION_SAFEGUARDS = {
     "stale-image": "the coordinator sends markers with an image that is older than its transactions",
     "all-markers": "a transaction is complete when one partition has its marker",
     "pending-offsets": "a group coordinator loads offsets of open transactions as committed ones",
+    "require-stable": "OffsetFetch ignores require_stable and returns offsets from before an open transaction",
 }
 
 SCHEDULE_SAFEGUARDS = {

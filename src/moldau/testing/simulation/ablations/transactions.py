@@ -17,6 +17,7 @@ from moldau.coordinator.result import CoordinatorResult
 from moldau.coordinator.state_partition import TransactionalState
 from moldau.errors import InvalidProducerEpochError
 from moldau.groups import group_shard
+from moldau.groups.shard import GroupCoordinatorShard
 from moldau.logs.producer_state import ProducerStateManager
 from moldau.logs.store import Log
 from moldau.logs.transaction_index import AbortedTransaction, TransactionIndex
@@ -100,6 +101,15 @@ def _on_first_written(sender: MarkerSender, pending: PendingMarkers, partition: 
 def _replay_as_committed(state: TransactionalState[Any], batch: Batch, records: Sequence[Any]) -> None:
     if not batch.is_control:
         state.apply(records, batch.next_offset)
+
+
+_fetch_offsets = GroupCoordinatorShard.fetch_offsets
+
+
+def _fetch_unstable_offsets(
+    shard_: GroupCoordinatorShard, group_id: str, partitions: Any, request_id: Any, **_: Any
+) -> Any:
+    return _fetch_offsets(shard_, group_id, partitions, request_id)
 
 
 # Partitions
@@ -220,4 +230,6 @@ ABLATIONS: Mapping[str, Ablation] = {
     "all-markers": replacing(MarkerSender, "_on_written", _on_first_written, "network"),
     # A group coordinator takes offsets of open transactions for committed ones when it loads its groups.
     "pending-offsets": replacing(group_shard, "replay_batch", _replay_as_committed, "kills"),
+    # OffsetFetch ignores require_stable: it returns the offset from before an open transaction that commits another.
+    "require-stable": replacing(GroupCoordinatorShard, "fetch_offsets", _fetch_unstable_offsets, "rejoins"),
 }

@@ -1,7 +1,7 @@
 """The cluster scenario with transactions, in addition to all its other clients.
 
 Producers share transactional ids and fence each other, commit, abort, and leave transactions to their timeout. Copiers
-read from a topic and write to another one exactly once, and are killed. During the faults, no reader with
+read from a topic and write to another one exactly once, and are killed and suspended. During the faults, no reader with
 read_committed may see a record that is not committed, and transactions have one outcome. After healing, all
 transactions end.
 """
@@ -29,6 +29,7 @@ from moldau.testing.simulation.checkers.history_transactions import (
     TransactionOutcome,
 )
 from moldau.testing.simulation.checkers.transactions import RecordStatus, check_transactions, record_statuses
+from moldau.testing.simulation.platform.loop import EMPTY_CONTEXT
 from moldau.testing.simulation.scenarios.client_process import ClientProcess, GroupClients
 from moldau.testing.simulation.scenarios.cluster import METADATA_AGE_MS_MAX, OPERATIONS_MIN, READ_BYTES, ClusterScenario
 from moldau.testing.simulation.scenarios.outcome import SimulationOutcome
@@ -72,6 +73,8 @@ class TransactionsScenario(ClusterScenario):
         self._transaction_readers: list[TransactionReader] = []
         self._reader_tasks: list[asyncio.Task[None]] = []
         self._copiers: list[ClientProcess] = []
+        self._are_copiers_disturbed = False
+        """Whether copiers may be suspended, which ends with the faults."""
         self._sent_requests: list[SentRequest] = []
         self._copier_clients = GroupClients(
             self.cluster.simulation,
@@ -142,24 +145,46 @@ class TransactionsScenario(ClusterScenario):
     def _build_members(self) -> None:
         super()._build_members()
         for number in range(COPIERS):
-            create = partial(self._create_copier, f"copier-{number}")
+            create = partial(self._create_copier, number, f"copier-{number}")
             self._copiers.append(self._copier_clients.process(f"copier-{number}", create))
 
     def _create_copier(
-        self, transactional_id: str, name: str, randomness: random.Random, open_cluster: ClusterFactory
+        self, number: int, transactional_id: str, name: str, randomness: random.Random, open_cluster: ClusterFactory
     ) -> Copier:
         return Copier(
-            name, randomness, open_cluster, COPIER_GROUP, transactional_id, INPUT, self._outputs, self.transactions
+            name,
+            randomness,
+            open_cluster,
+            COPIER_GROUP,
+            transactional_id,
+            INPUT,
+            self._outputs,
+            self.transactions,
+            partial(self._suspend_copier, number),
         )
+
+    def _suspend_copier(self, number: int, duration_s: float) -> None:
+        """Pauses the host of a copier while there are faults. The copier itself calls this method."""
+        loop, host = self.cluster.simulation.loop, self._copiers[number].host
+
+        def pause() -> None:
+            if self._are_copiers_disturbed and not host.is_paused:
+                self.cluster.outcome.counts["copiers suspended"] += 1
+                host.pause()
+                loop.call_later(duration_s, host.resume, context=EMPTY_CONTEXT)
+
+        loop.call_soon(pause, context=EMPTY_CONTEXT)
 
     async def _inject_faults(self) -> None:
         self._reader_tasks = self._spawn(self._transaction_readers)
         for copier in self._copiers:
             copier.start()
         kills = asyncio.get_running_loop().create_task(self._kill_copiers())
+        self._are_copiers_disturbed = True
         try:
             await super()._inject_faults()
         finally:
+            self._are_copiers_disturbed = False
             kills.cancel()
 
     async def _kill_copiers(self) -> None:

@@ -5,21 +5,23 @@ are stopped. They record operations and results in the history.
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from unittest import mock
 
 from moldau.client.consume_transform_produce import exactly_once
 from moldau.client.consumer.consumer import Consumer
 from moldau.client.consumer.fetcher import READ_COMMITTED, CompletedFetch, Fetcher
+from moldau.client.consumer.subscription_state import OffsetAndMetadata
 from moldau.client.errors import ProducerFencedError, RequestTimedOutError, TransactionAbortableError
 from moldau.client.net.api_versions import choose_version
 from moldau.client.net.connection import Connection
 from moldau.client.producer.producer import Producer, RecordMetadata
-from moldau.client.producer.transaction import Transaction
+from moldau.client.producer.transaction import GroupMember, Transaction
 from moldau.client.record import TopicPartition, decode_records
 from moldau.testing.simulation.checkers.history import Partition
 from moldau.testing.simulation.checkers.history_transactions import (
@@ -42,6 +44,11 @@ COMMIT_ATTEMPTS_MAX = 3
 SESSION_TIMEOUT_MS = 6_000
 POLL_INTERVAL_MAX_MS = 10_000
 REQUEST_TIMEOUT_MS = 5_000
+SLOW_COPIER_CHANCE = 0.5
+SLOW_COPIER_SESSION_TIMEOUT_MS = 2_000
+SUSPENSION_CHANCE = 0.2
+SUSPENSION_S = (2.5, 5.0)
+"""Longer than the session of a slow copier, and shorter than its transaction may take."""
 
 
 @dataclass(eq=False)
@@ -157,9 +164,34 @@ class _AbortOnPurposeError(Exception):
     pass
 
 
+class _CopierTransaction(Transaction):
+    after_offsets: Callable[[], Awaitable[None]]
+
+    async def send_offsets(
+        self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata], group: str | GroupMember
+    ) -> None:
+        await super().send_offsets(offsets, group)
+        await self.after_offsets()
+
+
+class _CopierProducer(Producer):
+    """A producer that calls `after_offsets` between TxnOffsetCommit and EndTxn."""
+
+    after_offsets: Callable[[], Awaitable[None]]
+
+    def transaction(self) -> Transaction:
+        transaction = _CopierTransaction(super().transaction()._coordinator)
+        transaction.after_offsets = self.after_offsets
+        return transaction
+
+
 @dataclass(eq=False)
 class Copier(ClusterWorkload):
-    """Copies a topic to another one, exactly once: the output and the offsets of the group are one transaction."""
+    """Copies a topic to another one, exactly once: the output and the offsets of the group are one transaction.
+
+    Some copiers are suspended before they commit, until their session has expired. Another copier then takes over
+    partitions whose offsets are pending, and the transaction is committed afterwards.
+    """
 
     MUST_PROGRESS = False
 
@@ -168,15 +200,19 @@ class Copier(ClusterWorkload):
     source: str
     targets: Sequence[Partition]
     history: TransactionHistory
+    suspend: Callable[[float], None]
+    """Suspends the process of the copier for some seconds, from the next iteration of the event loop on."""
     _copied: int = field(default=0, init=False)
 
     async def _run_once(self, cluster: RecordingCluster) -> None:
         draw = self.randomness
+        is_slow = draw.random() < SLOW_COPIER_CHANCE
+        session_timeout_ms = SLOW_COPIER_SESSION_TIMEOUT_MS if is_slow else SESSION_TIMEOUT_MS
         async with (
-            Producer(
+            _CopierProducer(
                 cluster,
                 transactional_id=self.transactional_id,
-                transaction_timeout_ms=draw.choice(TIMEOUTS_MS),
+                transaction_timeout_ms=TIMEOUTS_MS[-1] if is_slow else draw.choice(TIMEOUTS_MS),
                 linger_ms=0,
                 delivery_timeout_ms=DELIVERY_TIMEOUT_MS,
                 max_block_ms=BLOCK_MS_MAX,
@@ -187,17 +223,24 @@ class Copier(ClusterWorkload):
                 assignors=("cooperative-sticky",),
                 auto_offset_reset="earliest",
                 enable_auto_commit=False,
-                session_timeout_ms=SESSION_TIMEOUT_MS,
-                heartbeat_interval_ms=SESSION_TIMEOUT_MS // 4,
+                session_timeout_ms=session_timeout_ms,
+                heartbeat_interval_ms=session_timeout_ms // 4,
                 max_poll_interval_ms=POLL_INTERVAL_MAX_MS,
                 max_poll_records=draw.choice((1, 5, 50)),
                 isolation_level="read_committed",
             ) as consumer,
         ):
+            producer.after_offsets = partial(self._maybe_suspend, SUSPENSION_CHANCE if is_slow else 0.0)
             consumer.subscribe([self.source])
             while not self._stopping:
                 await self._copy(consumer, producer)
                 await self._pause(0.2)
+
+    async def _maybe_suspend(self, chance: float) -> None:
+        if self.randomness.random() < chance:
+            self.suspend(self.randomness.uniform(*SUSPENSION_S))
+            # The process is suspended during this sleep.
+            await asyncio.sleep(0.001)
 
     async def _copy(self, consumer: Consumer, producer: Producer) -> None:
         draw = self.randomness
