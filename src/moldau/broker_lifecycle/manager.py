@@ -152,7 +152,8 @@ class BrokerLifecycleManager:
         self._step(MetadataPublished(metadata_offset, tuple(not_ready)))
 
     def on_metadata_stalled(self) -> None:
-        """Ends the lease until metadata is published again, because this node may not know the latest leaders."""
+        """Ends the lease and lets the controller fence this broker, which may not know the latest leaders. The
+        controller unfences it when it has caught up."""
         self._step(MetadataStalled())
 
     def on_controller_change(self) -> None:
@@ -303,6 +304,7 @@ class BrokerLifecycleManager:
             broker_epoch=effect.broker_epoch,
             metadata_offset=effect.metadata_offset,
             want_shut_down=effect.want_shut_down,
+            want_fence=effect.want_fence,
             not_ready=effect.not_ready,
         )
         sent_ms = self._clock.monotonic_ms()

@@ -121,6 +121,7 @@ class SendBrokerHeartbeat(NamedTuple):
     not_ready: Sequence[OfflineReplica]
     want_shut_down: bool
     timeout_ms: int
+    want_fence: bool = False
 
 
 class ExtendLease(NamedTuple):
@@ -179,8 +180,10 @@ class BrokerLifecycleState:
         self.broker_epoch = NO_BROKER_EPOCH
         self._has_started = False
         self._metadata_offset = -1
-        self._is_metadata_stalled = False
-        """Whether metadata records could not be stored since the last ones were published."""
+        self._wants_fence = False
+        """Whether the controller must fence this broker. It unfences the broker when that has applied the decision."""
+        self._is_fence_requested = False
+        """Whether the request in flight asks for it."""
         self._not_ready: tuple[OfflineReplica, ...] = ()
         self._is_request_pending = False
         self._has_unsent_report = False
@@ -222,11 +225,11 @@ class BrokerLifecycleState:
                 self._is_request_pending = False
                 return self._heartbeat_failed(now_ms, event.error)
             case MetadataStalled():
-                self._is_metadata_stalled = True
-                return [EndLease()]
+                if self._wants_fence:
+                    return []
+                self._wants_fence = True
+                return [EndLease(), *self._send_or_defer()]
             case MetadataPublished():
-                if event.metadata_offset > self._metadata_offset:
-                    self._is_metadata_stalled = False
                 known = self._metadata_offset, self._not_ready
                 self._metadata_offset = max(self._metadata_offset, event.metadata_offset)
                 self._not_ready = event.not_ready
@@ -256,6 +259,7 @@ class BrokerLifecycleState:
 
     def _send_heartbeat(self) -> list[Effect]:
         self._is_request_pending = True
+        self._is_fence_requested = self._wants_fence
         self._has_unsent_report = False
         self._next_request_ms = None
         return [
@@ -265,6 +269,7 @@ class BrokerLifecycleState:
                 self._not_ready,
                 self.phase is BrokerState.CONTROLLED_SHUTDOWN,
                 2 * self._interval_ms,
+                self._wants_fence,
             )
         ]
 
@@ -342,10 +347,12 @@ class BrokerLifecycleState:
         The lease is shortened by the time since a majority of voters last confirmed the controller, because another
         controller may have been elected in that time.
 
-        A broker that cannot store metadata does not learn that it is no longer the leader of a partition, although it
-        is not fenced: a full disk makes the controller elect other leaders. So it has no lease.
+        A broker that cannot store metadata does not learn that it is no longer the leader of a partition. So it has no
+        lease until the controller has fenced it, which moves the leadership of its other partitions too.
         """
-        if event.reply.is_fenced or self._is_metadata_stalled:
+        if self._is_fence_requested and event.reply.is_fenced:
+            self._wants_fence = False
+        if event.reply.is_fenced or self._wants_fence:
             return EndLease()
         return ExtendLease(event.sent_ms - event.reply.confirmed_age_ms + self._lease_ms)
 

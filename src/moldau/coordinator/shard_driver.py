@@ -187,8 +187,9 @@ class ShardDriver(Generic[S, R]):
         for listeners in (self.partition.delayed.high_watermark_listeners, self.partition.delayed.lease_listeners):
             self._listener_registrations.append((listeners, listeners.add(self._on_partition_progress)))
         self.run(lambda shard, now: shard.on_loaded(now))
-        self._on_partition_progress()
-        if self._on_activated is not None:
+        if self._shard is not None:
+            self._on_partition_progress()
+        if self._shard is not None and self._on_activated is not None:
             self._on_activated()
 
     def unload(self, error: MoldauError) -> None:
@@ -350,8 +351,7 @@ class ShardDriver(Generic[S, R]):
                 self._complete_request(request_id, lease_error or response)
             if operation.on_committed is not None:
                 operation.on_committed()
-        if self._shard is not None:
-            self._arm_timer()
+        self._arm_timer()
 
     def _on_operation_failed(self, operation: _PendingOperation, error: BaseException) -> None:
         """Handles a rejected request, a failed append, or an unexpected exception."""
@@ -401,7 +401,8 @@ class ShardDriver(Generic[S, R]):
         return Now(self._clock.monotonic_ms(), self._clock.wall_ms())
 
     def _arm_timer(self) -> None:
-        due_ms = self._next_due_ms()
+        # An operation can unload the shard, if its append fails for good.
+        due_ms = None if self._shard is None else self._next_due_ms(self._shard)
         if due_ms is None:
             return
         if self._timer is not None:
@@ -413,10 +414,9 @@ class ShardDriver(Generic[S, R]):
         delay_ms = max(0, due_ms - self._clock.monotonic_ms())
         self._timer = asyncio.get_running_loop().call_later(delay_ms / 1000, self._on_timer)
 
-    def _next_due_ms(self) -> int | None:
-        assert self._shard is not None
+    def _next_due_ms(self, shard: S) -> int | None:
         commit_ms = self._pending_operations[0].deadline_ms if self._pending_operations else None
-        tick_ms = None if self._is_tick_pending else self._next_tick_ms(self._shard)
+        tick_ms = None if self._is_tick_pending else self._next_tick_ms(shard)
         if tick_ms is None or (commit_ms is not None and commit_ms <= tick_ms):
             return commit_ms
         return tick_ms

@@ -128,10 +128,10 @@ class GroupCoordinator:
         self._cleanup_timer = asyncio.get_running_loop().call_later(interval_s, self._run_cleanup)
 
     def _run_cleanup(self) -> None:
+        self.start()
         self._shards.retry_unopened()
         for shard in self._shards.shards:
             shard.cleanup()
-        self.start()
 
     def stop(self) -> None:
         """Unloads all shards, which fails pending requests with NOT_COORDINATOR."""

@@ -43,7 +43,7 @@ async def add_partitions_to_txn(
     assert topics is not None
     assert producer_id is not None
     assert producer_epoch is not None
-    broker.late_requests.check(RequestStream.TRANSACTION, producer_id, session.connection)
+    broker.late_requests.check(RequestStream.TRANSACTION, producer_id, producer_epoch, session.connection)
     errors = _partition_errors(topics, broker, are_internal_topics_allowed=False)
     if errors is None:
         add = AddPartitionsRequest(

@@ -25,7 +25,9 @@ def error_response(request: AddOffsetsToTxnRequest, version: int, error: MoldauE
 async def add_offsets_to_txn(
     request: AddOffsetsToTxnRequest, session: RequestContext, broker: Broker
 ) -> AddOffsetsToTxnResponse:
-    broker.late_requests.check(RequestStream.TRANSACTION, request.producer_id, session.connection)
+    broker.late_requests.check(
+        RequestStream.TRANSACTION, request.producer_id, request.producer_epoch, session.connection
+    )
     # The partition must exist before it is added, because a missing partition counts as deleted.
     partition = await broker.groups.coordinator_partition(request.group_id)
     await broker.transactions.add_partitions(

@@ -27,7 +27,9 @@ def error_response(request: EndTxnRequest, version: int, error: MoldauError) -> 
 @handles(versions=(0, 5), error_response=error_response)
 async def end_txn(request: EndTxnRequest, session: RequestContext, broker: Broker) -> EndTxnResponse:
     if session.api_version < EPOCH_BUMP_VERSION:
-        broker.late_requests.check(RequestStream.TRANSACTION, request.producer_id, session.connection)
+        broker.late_requests.check(
+            RequestStream.TRANSACTION, request.producer_id, request.producer_epoch, session.connection
+        )
     producer = await broker.transactions.end_transaction(
         EndTransactionRequest(
             transactional_id=request.transactional_id,

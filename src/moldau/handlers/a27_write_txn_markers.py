@@ -28,6 +28,7 @@ async def write_txn_markers(
             broker.late_requests.check(
                 RequestStream.MARKERS,
                 marker.producer_id,
+                marker.producer_epoch,
                 session.connection,
                 coordinator_epoch=marker.coordinator_epoch,
             )

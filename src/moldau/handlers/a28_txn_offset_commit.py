@@ -39,7 +39,9 @@ async def txn_offset_commit(
     request: TxnOffsetCommitRequest, session: RequestContext, broker: Broker
 ) -> TxnOffsetCommitResponse:
     if session.api_version < TV2_VERSION:
-        broker.late_requests.check(RequestStream.OFFSETS, request.producer_id, session.connection)
+        broker.late_requests.check(
+            RequestStream.OFFSETS, request.producer_id, request.producer_epoch, session.connection
+        )
     image = broker.metadata.image
     offsets = tuple(
         _offset_to_commit(image.topics[topic.name], each)

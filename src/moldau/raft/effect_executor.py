@@ -88,7 +88,7 @@ class EffectExecutor:
         self._disk_full_error: StorageError | None = None
         """The error of the write that waits for disk space. No other effect is executed until the write succeeds."""
         self.on_stalled: Callable[[], None] | None = None
-        """Called when fetched records could not be appended."""
+        """Called when this node could not store what it needs to follow the leader."""
         self._last_append_error = ""
         """The last logged error of an append of fetched records. It is not logged again."""
         self._own_append_error: StorageError | None = None
@@ -231,10 +231,15 @@ class EffectExecutor:
                 if self._disk_full_error is None:
                     log.error("disk full, suspended from the metadata quorum", reason=str(error))
                 self._disk_full_error = error
+            self._notify_stalled()
             await self.progress.wait(RETRY_MS)
         if self._disk_full_error is not None:
             log.info("disk space available, active in the metadata quorum again")
             self._disk_full_error = None
+
+    def _notify_stalled(self) -> None:
+        if self.on_stalled is not None:
+            self.on_stalled()
 
     def _update_voter_endpoints(self) -> None:
         for voter in self._state.quorum.voters:
@@ -322,8 +327,7 @@ class EffectExecutor:
             if self._last_append_error != str(error):
                 self._last_append_error = str(error)
                 log.warning("cannot append fetched metadata records", reason=self._last_append_error)
-            if self.on_stalled is not None:
-                self.on_stalled()
+            self._notify_stalled()
             await self.step(events.AppendFailed())
 
     async def _truncate(self, end_offset: int) -> None:
@@ -384,10 +388,15 @@ class EffectExecutor:
         if snapshot.end_offset <= self._state.log.high_watermark:
             await self.step(events.SnapshotFetchFailed())
             return
-        contents = await self._snapshots.store_fetched(snapshot, data)
+        try:
+            contents = await self._snapshots.store_fetched(snapshot, data)
+        except StorageError:
+            self._notify_stalled()
+            raise
         try:
             await self._log.truncate_fully_and_start_at(snapshot.end_offset)
         except StorageError as error:
+            self._notify_stalled()
             if not is_transient(error) or self._log.failure is not None:
                 self._fail(error)
             raise

@@ -40,19 +40,26 @@ class LateRequestFilter:
     def __init__(self, clock: Clock, connections_max_idle_ms: Callable[[], int]) -> None:
         self._clock = clock
         self._connections_max_idle_ms = connections_max_idle_ms
-        self._latest: dict[tuple[RequestStream, int, int], _LatestConnection] = {}
-        """By stream, producer id and coordinator epoch, in the order of use."""
+        self._latest: dict[tuple[RequestStream, int, int, int], _LatestConnection] = {}
+        """By stream, producer id, producer epoch and coordinator epoch, in the order of use."""
 
     def check(
-        self, stream: RequestStream, producer_id: int, connection: ClientConnection, *, coordinator_epoch: int = -1
+        self,
+        stream: RequestStream,
+        producer_id: int,
+        producer_epoch: int,
+        connection: ClientConnection,
+        *,
+        coordinator_epoch: int = -1,
     ) -> None:
         """Raises CloseConnectionError if the stream has moved to a connection that was opened after this one.
 
-        Each coordinator has its own stream of markers. Partitions recognize markers of earlier coordinators by their
-        epoch. A client that uses both connections gets no response either, and repeats the request on a new connection.
+        Each producer epoch has its own stream, because requests of earlier epochs are fenced anyway, and so has each
+        coordinator. A client that uses both connections gets no response either, and repeats the request on a new
+        connection.
         """
         now_ms = self._clock.monotonic_ms()
-        key = stream, producer_id, coordinator_epoch
+        key = stream, producer_id, producer_epoch, coordinator_epoch
         latest = self._latest.pop(key, None)
         if latest is not None and connection.number < latest.number:
             self._latest[key] = latest._replace(used_at_ms=now_ms)

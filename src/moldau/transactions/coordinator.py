@@ -115,10 +115,10 @@ class TransactionCoordinator:
         self._cleanup_timer = asyncio.get_running_loop().call_later(interval_s, self._run_cleanup)
 
     def _run_cleanup(self) -> None:
+        self.start()
         self._shards.retry_unopened()
         for shard in self._shards.shards:
             shard.driver.run_repeatedly(lambda state, now: state.expire_ids(now))
-        self.start()
 
     def stop(self) -> None:
         """Unloads all shards, which fails pending requests with NOT_COORDINATOR."""

@@ -99,8 +99,11 @@ class TransactionCoordinatorShard:
             if isinstance(record, TransactionGroupRecord):
                 self.groups.apply(record)
                 continue
-            self.groups.apply_transaction(record)
             transactional_id, metadata = record.transactional_id, record.metadata
+            if metadata is not None and metadata is self._transactions.get(transactional_id):
+                # The unchanged state of `_confirmed`. Markers of a prepared transaction are not sent again.
+                continue
+            self.groups.apply_transaction(record)
             self._unsent_markers.pop(transactional_id, None)
             self._timed_out_and_exhausted.pop(transactional_id, None)
             if metadata is None:
@@ -143,8 +146,7 @@ class TransactionCoordinatorShard:
             return run()
         except (InvalidProducerIdMappingError, InvalidTransactionStateError, ProducerFencedError) as error:
             metadata = self._transactions.get(transactional_id)
-            if metadata is None or metadata.is_prepared:
-                # A prepared transaction must not be written again, because that would send its markers again.
+            if metadata is None:
                 raise
             return self._change(transactional_id, metadata, error.with_traceback(None))
 
@@ -211,7 +213,10 @@ class TransactionCoordinatorShard:
             raise still_completing(request.transactional_id)
         check_producer(metadata, request.producer_id, request.producer_epoch)
         if metadata.state is TransactionState.ONGOING and request.partitions <= metadata.partitions:
-            return CoordinatorResult((), EMPTY_RESPONSE)
+            if request.client_version >= TV2:
+                return CoordinatorResult((), EMPTY_RESPONSE)
+            # Without TV2 this may be another transaction than the one that this node knows; see `_confirmed`.
+            return self._change(request.transactional_id, metadata, EMPTY_RESPONSE)
         changed = metadata.with_partitions(request.partitions, request.client_version, now.wall_ms)
         return self._change(request.transactional_id, changed, EMPTY_RESPONSE)
 

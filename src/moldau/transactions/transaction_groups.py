@@ -6,9 +6,16 @@ of the listed members, and the abort of all other open members.
 
 from collections.abc import Callable, Collection, Mapping
 from itertools import islice
+from typing import Any
 
 from moldau.coordinator.result import CoordinatorResult, Now
-from moldau.errors import InvalidRequestError, InvalidTransactionStateError, MoldauError
+from moldau.errors import (
+    InvalidProducerIdMappingError,
+    InvalidRequestError,
+    InvalidTransactionStateError,
+    MoldauError,
+    ProducerFencedError,
+)
 from moldau.transactions.producer_checks import aborted_by_coordinator, check_producer, require, still_completing
 from moldau.transactions.records import StateRecord, TransactionGroupRecord, TransactionRecord
 from moldau.transactions.requests import (
@@ -116,10 +123,22 @@ class TransactionGroups:
         A commit is refused as a whole if the transaction of one listed member is not open any more. An abort ends the
         run, and does nothing if the batch is committed or the run has ended.
         """
+        try:
+            return self._end(now, request)
+        except (InvalidProducerIdMappingError, InvalidTransactionStateError, ProducerFencedError) as error:
+            return self._confirmed(request.group_id, error.with_traceback(None))
+
+    def _confirmed(self, group_id: str, response: EmptyResponse | MoldauError) -> CoordinatorResult[StateRecord, Any]:
+        """Writes a group again without a change. The response waits for the commit of the record, so it is not sent if
+        another node has become the coordinator without the knowledge of this one."""
+        group = self._groups.get(group_id)
+        return CoordinatorResult([] if group is None else [TransactionGroupRecord(group_id, group)], response)
+
+    def _end(self, now: Now, request: EndGroupRequest) -> CoordinatorResult[StateRecord, EmptyResponse]:
         group = self._groups.get(request.group_id, _NO_GROUP)
         if not request.commit:
             if request.batch_id <= group.last_batch_id or request.run_id != group.run_id:
-                return CoordinatorResult((), EMPTY_RESPONSE)
+                return self._confirmed(request.group_id, EMPTY_RESPONSE)
             ended = TransactionGroupRecord(request.group_id, group.with_ended_run(now.wall_ms))
             return CoordinatorResult(
                 [ended, *self._ended_members(request.group_id, now, except_for=())], EMPTY_RESPONSE

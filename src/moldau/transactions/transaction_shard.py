@@ -92,6 +92,10 @@ class TransactionShard:
             return
         for markers in shard.take_markers(high_watermark):
             pending = self._marker_sender.add(markers, self.driver.leader_epoch)
+            if not self.driver.is_active:
+                # Writing a marker on this node has unloaded the shard.
+                pending.is_written.cancel()
+                return
             self.pending_markers[markers.transactional_id] = pending
             pending.is_written.add_done_callback(partial(self._on_markers_written, pending))
 

@@ -101,18 +101,28 @@ def test_the_lease_counts_from_the_sending_and_the_last_confirmation_of_the_cont
     assert state.step(2_400, HeartbeatSucceeded(1_500, confirmed)) == [ExtendLease(1_500 - 400 + LEASE_MS)]
 
 
-def test_a_broker_that_cannot_store_metadata_has_no_lease() -> None:
-    """It would not learn that other brokers lead its partitions, although it is not fenced."""
+def test_a_broker_that_cannot_store_metadata_has_no_lease_and_is_fenced() -> None:
+    """Otherwise it would not learn that other brokers lead its partitions, and could not hand over the others."""
     state = active_state()
-    assert state.step(1_100, MetadataStalled()) == [EndLease()]
+    wish = send(9)._replace(want_fence=True)
+    assert state.step(1_100, MetadataStalled()) == [EndLease(), wish]
+    assert state.step(1_150, MetadataStalled()) == []
+    assert state.step(1_160, HeartbeatSucceeded(1_100, REPLY_FENCED)) == [EndLease(), Fenced()]
+    # The broker catches up, and then the controller unfences it.
+    assert state.step(1_700, MetadataPublished(11)) == [send(11)]
+    assert state.step(1_710, HeartbeatSucceeded(1_700, TAKEN_IN)) == [ExtendLease(1_700 + LEASE_MS), Unfenced()]
+
+
+def test_a_heartbeat_that_was_sent_before_the_stall_gives_no_lease() -> None:
+    state = active_state()
     state.step(1_500, TimerFired())
-    assert state.step(1_510, HeartbeatSucceeded(1_500, TAKEN_IN)) == [EndLease()]
-    # A report of replicas is no progress of the metadata.
-    offline = OfflineReplica(UUID(int=1), 0, 3, "full", is_transient=True)
-    state.step(1_600, MetadataPublished(9, (offline,)))
-    assert state.step(1_610, HeartbeatSucceeded(1_600, TAKEN_IN)) == [EndLease()]
-    state.step(1_700, MetadataPublished(10, (offline,)))
-    assert state.step(1_710, HeartbeatSucceeded(1_700, TAKEN_IN)) == [ExtendLease(1_700 + LEASE_MS)]
+    assert state.step(1_505, MetadataStalled()) == [EndLease()]
+    # Older metadata may be published meanwhile.
+    assert state.step(1_508, MetadataPublished(10)) == []
+    wish = send(10)._replace(want_fence=True)
+    assert state.step(1_510, HeartbeatSucceeded(1_500, TAKEN_IN)) == [EndLease(), wish]
+    state.step(2_600, HeartbeatFailed(RequestTimedOutError("no response")))
+    assert state.step(2_700, TimerFired()) == [wish]
 
 
 def test_a_new_controller_gets_a_heartbeat_at_once() -> None:

@@ -395,6 +395,21 @@ def test_a_log_that_fails_on_append_unloads_its_groups() -> None:
     run_scene(scene)
 
 
+def test_a_background_operation_on_a_failed_log_unloads_its_groups() -> None:
+    """The caller publishes metadata, which must not fail for all partitions because of one disk error."""
+
+    async def scene(harness: DriverHarness) -> None:
+        await harness.commit(5)
+        harness.log.append_error = StorageError("EIO")
+        harness.log.offline = "EIO"
+        harness.shard.on_topics_deleted([("orders", None)])
+        await turns()
+        with pytest.raises(NotCoordinatorError):
+            await harness.commit(6)
+
+    run_scene(scene)
+
+
 def test_losing_leadership_unloads_the_shard() -> None:
     async def scene(harness: DriverHarness) -> None:
         await harness.member()

@@ -24,9 +24,10 @@ class Requests:
         connection: ClientConnection,
         producer_id: int = PRODUCER,
         stream: RequestStream = RequestStream.TRANSACTION,
+        epoch: int = 0,
     ) -> bool:
         try:
-            self.filter.check(stream, producer_id, connection)
+            self.filter.check(stream, producer_id, epoch, connection)
         except CloseConnectionError:
             return True
         return False
@@ -47,6 +48,13 @@ def test_producers_and_streams_are_independent() -> None:
     assert not requests.is_late(OLD, PRODUCER + 1)
     assert not requests.is_late(OLD, stream=RequestStream.OFFSETS)
     assert not requests.is_late(OLD, stream=RequestStream.MARKERS)
+
+
+def test_a_fenced_producer_does_not_disturb_its_successor() -> None:
+    requests = Requests()
+    assert not requests.is_late(OLD, epoch=1)
+    assert not requests.is_late(NEW, epoch=0)
+    assert not requests.is_late(OLD, epoch=1)
 
 
 @pytest.mark.parametrize("idle_ms", [1_000, 2 * RETENTION_MIN_MS])

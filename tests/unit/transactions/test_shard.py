@@ -246,6 +246,26 @@ def test_partitions_of_the_transaction_are_not_written_again(harness: ShardHarne
     assert len(harness.log) == written
 
 
+def test_without_tv2_known_partitions_are_confirmed_by_a_commit(harness: ShardHarness) -> None:
+    """They could belong to a later transaction than the one that a replaced coordinator knows."""
+    producer = harness.init()
+    harness.add(producer, P0, P1, client_version=TV0)
+    before = harness.shard.get("t")
+    written = len(harness.log)
+    harness.add(producer, P1, client_version=TV0)
+    assert [[record.metadata for record in records] for records in harness.log[written:]] == [[before]]
+
+
+def test_a_rejection_in_a_prepared_state_sends_no_markers_again(harness: ShardHarness) -> None:
+    producer = harness.init()
+    harness.add(producer, P0)
+    harness.end(producer)
+    assert len(harness.take_markers()) == 1
+    with pytest.raises(ProducerFencedError):
+        harness.end((producer[0], producer[1] + 7), client_version=TV0)
+    assert harness.take_markers() == []
+
+
 @pytest.mark.parametrize("state", [*IDLE, STATES.ONGOING])
 def test_partitions_of_another_producer_are_rejected(harness: ShardHarness, state: TransactionState) -> None:
     harness.put("t", in_state(state))

@@ -18,6 +18,7 @@ from moldau.transactions.requests import (
     AddPartitionsRequest,
     EndTransactionRequest,
     InitProducerIdRequest,
+    ProducerIdAndEpoch,
     TransactionMarkers,
 )
 from moldau.transactions.shard import TransactionCoordinatorShard
@@ -78,9 +79,11 @@ class ScheduledCoordinator:
     def init_producer_id(self, request: InitProducerIdRequest, respond: Respond) -> None:
         self._submit(lambda new_id: self._shard.init_producer_id(self.now, request, new_id), respond)
 
-    def is_late(self, producer_id: int, connection: ClientConnection) -> bool:
+    def is_late(self, producer: ProducerIdAndEpoch, connection: ClientConnection) -> bool:
         """Returns whether a request of a producer without TV2 came on an older connection than the previous one."""
-        return is_late(self._late_requests, RequestStream.TRANSACTION, producer_id, connection)
+        return is_late(
+            self._late_requests, RequestStream.TRANSACTION, producer.producer_id, producer.producer_epoch, connection
+        )
 
     def end_transaction(self, request: EndTransactionRequest, respond: Respond) -> None:
         self._submit(lambda new_id: self._shard.end_transaction(self.now, request, new_id), respond)

@@ -20,11 +20,12 @@ def is_late(
     late_requests: LateRequestFilter,
     stream: RequestStream,
     producer_id: int,
+    producer_epoch: int,
     connection: ClientConnection,
     coordinator_epoch: int = -1,
 ) -> bool:
     try:
-        late_requests.check(stream, producer_id, connection, coordinator_epoch=coordinator_epoch)
+        late_requests.check(stream, producer_id, producer_epoch, connection, coordinator_epoch=coordinator_epoch)
     except CloseConnectionError:
         return True
     return False

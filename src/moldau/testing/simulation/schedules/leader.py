@@ -129,9 +129,9 @@ class ScheduledLeader:
     def write_marker(
         self, marker: EndTransactionMarker, connection: ClientConnection, respond: RespondToProduce
     ) -> None:
-        if marker.transaction_version < TV2 and is_late(
-            self._late_requests, RequestStream.MARKERS, marker.producer_id, connection, marker.coordinator_epoch
-        ):
+        stream = RequestStream.MARKERS, marker.producer_id, marker.producer_epoch
+        is_tv1 = marker.transaction_version < TV2
+        if is_tv1 and is_late(self._late_requests, *stream, connection, marker.coordinator_epoch):
             return
         end = EndTransaction(marker.commit, marker.coordinator_epoch)
         record = Record(timestamp=0, key=encode_key(end), value=encode_value(end))

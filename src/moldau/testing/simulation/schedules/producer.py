@@ -272,7 +272,7 @@ class ScheduledProducer:
         connection, identity, is_tv1 = self._network.connect(), self.identity, self.client_version < TV2
 
         def arrive() -> None:
-            if is_tv1 and identity is not None and self._coordinator.is_late(identity.producer_id, connection):
+            if is_tv1 and identity is not None and self._coordinator.is_late(identity, connection):
                 return
             handle(request, respond)
 
