@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from moldau.spark.launcher.session import session
+    from moldau.spark.stream_start import prepare_streams
 
-__all__ = ["session"]
+__all__ = ["prepare_streams", "session"]
 
 
 def __getattr__(name: str) -> Any:
@@ -19,4 +20,8 @@ def __getattr__(name: str) -> Any:
         from moldau.spark.launcher.session import session
 
         return session
+    if name == "prepare_streams":
+        from moldau.spark.stream_start import prepare_streams
+
+        return prepare_streams
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,6 +15,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 from moldau.pipelines.definition import PipelineError
 from moldau.pipelines.error_summary import summarize_error
 from moldau.pipelines.runtime.progress import Progress, QueryState, QueryStatus, parse_progress
+from moldau.spark.stream_start import prepare_streams
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,6 +56,7 @@ class QueryGroup:
     def start(self, available_now: bool) -> None:
         """Starts all queries. If a query cannot start, stops all queries and raises PipelineError."""
         self._spark.streams.addListener(self._listener)
+        prepare_streams(self._spark)
         for each in self._planned:
             try:
                 query = each.start(available_now)
