@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
-from kills.history import Attempt, Copy, OffsetLog, Place
+from kills.history import Attempt, Copy, OffsetLog, Place, Sum
 from support.topics import QUIET
 
 READ_TIMEOUT_S = 60.0
@@ -80,8 +80,12 @@ def _consumer(bootstrap: str, isolation: str) -> Consumer:
 def copy_of(message: Message) -> Copy:
     place, attempt = (_numbers(message, header) for header in ("place", "attempt"))
     partition, offset = place
-    run, batch, task, number = attempt
-    return Copy((partition, offset), number_of(message), Attempt(run, batch, task, number))
+    return Copy((partition, offset), number_of(message), Attempt(*attempt))
+
+
+def sum_of(message: Message) -> Sum:
+    ((count,), (total,)) = (_numbers(message, header) for header in ("count", "sum"))
+    return Sum(count, total)
 
 
 def _numbers(message: Message, header: str) -> list[int]:

@@ -5,26 +5,21 @@ Rows are produced and processes killed at progress events of the queries, never 
 """
 
 import json
-import os
-import queue
 import random
-import subprocess
-import sys
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]
 import pyarrow.feather
 from confluent_kafka import KafkaError, Message, Producer
 from deltalake import DeltaTable
 
+from kills.driver_process import EVENT_TIMEOUT_S, Driver
 from kills.evidence import READ_COMMITTED, copy_of, messages, number_of, offset_log, rows_of, unfinished
 from kills.history import Copy, Numbers, OffsetLog, Place, Replays
-from kills.queries import DELTA, FINISH, PARQUET, QUERIES, Job
-from support.broker_process import BrokerProcess, clean_environment
+from kills.queries import DELTA, PARQUET, QUERIES, Job
+from support.broker_process import BrokerProcess
 from support.checked_producer import PARTITIONS, RECONNECT
 from support.topics import QUIET, Topics
 
@@ -33,8 +28,6 @@ ROWS_AT_START = 1500
 ROWS_PER_EVENT = 150
 ROWS_PER_BATCH = 600
 EVENTS_BETWEEN = (1, 6)
-EVENT_TIMEOUT_S = 300.0
-FINISH_TIMEOUT_S = 240.0
 STARTS_PER_KILL = 2
 
 
@@ -85,113 +78,6 @@ class KillsOutcome:
     """Messages of drivers that ended by themselves; they were restarted."""
 
 
-class Driver:
-    """The process of `queries.py`: its JVM is its child, the daemon of the workers a child of that."""
-
-    def __init__(self, job: Job) -> None:
-        self.log_path = Path(job.directory, f"driver-{job.run}.out")
-        with self.log_path.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "kills.queries", job.as_json()],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=_environment(),
-            )
-        self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
-        self._jvms: list[psutil.Process] = []
-        self._left_behind: list[psutil.Process] = []
-        threading.Thread(target=self._listen, daemon=True).start()
-
-    def _listen(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith("{"):
-                self._events.put(json.loads(line))
-        self._events.put(None)
-
-    def next_event(self) -> dict[str, Any] | None:
-        """Returns the next micro-batch with rows, or None when the driver has ended."""
-        try:
-            event = self._events.get(timeout=EVENT_TIMEOUT_S)
-        except queue.Empty:
-            raise AssertionError(f"no query made progress for {EVENT_TIMEOUT_S:.0f} s:\n{self.said()}") from None
-        if not self._jvms and event is not None and self.process.poll() is None:
-            self._jvms = [process for process, (name, _) in self._tree().items() if name == "java"]
-        return event
-
-    def kill_worker(self, chance: random.Random) -> bool:
-        """Kills one of Spark's Python workers, which are children of its daemons, if there is one."""
-        tree = self._tree()
-        jvms = {process.pid for process, (name, _) in tree.items() if name == "java"}
-        daemons = {process.pid for process, (_, parent) in tree.items() if parent in jvms}
-        workers = [process for process, (_, parent) in tree.items() if parent in daemons]
-        if not workers:
-            return False
-        try:
-            chance.choice(sorted(workers, key=lambda process: process.pid)).kill()
-        except psutil.NoSuchProcess:
-            return False
-        return True
-
-    def _tree(self) -> dict[psutil.Process, tuple[str, int]]:
-        """Returns all processes below the driver with name and parent; they change while they are listed."""
-        found = {}
-        try:
-            below = psutil.Process(self.process.pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            return {}
-        for process in below:
-            try:
-                found[process] = (process.name(), process.ppid())
-            except psutil.NoSuchProcess:
-                continue
-        return found
-
-    def kill(self) -> None:
-        """Kills the driver and its JVM together; the workers exit by themselves."""
-        tree = self._tree()
-        self._jvms = [process for process, (name, _) in tree.items() if name == "java"]
-        self.process.kill()
-        for jvm in self._jvms:
-            jvm.kill()
-        self._left_behind = list(tree)
-        self.wait_until_gone()
-
-    def wait_until_gone(self) -> None:
-        """Waits until neither the driver nor its JVM can write."""
-        self.process.wait(EVENT_TIMEOUT_S)
-        assert not psutil.wait_procs(self._jvms, EVENT_TIMEOUT_S)[1], "a killed JVM is still there"
-
-    def finish(self) -> bool:
-        """Returns whether the driver has finished all queries."""
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.write(FINISH + "\n")
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            return False
-        return self.process.wait(FINISH_TIMEOUT_S) == 0
-
-    def end(self) -> None:
-        """Cleans up after any failure."""
-        if self.process.poll() is None:
-            self.kill()
-        for process in psutil.wait_procs(self._left_behind, timeout=10)[1]:
-            process.kill()
-
-    def said(self) -> str:
-        return self.log_path.read_text(errors="replace")[-3000:]
-
-
-def _environment() -> dict[str, str]:
-    here = Path(__file__).parents[1]
-    environment = clean_environment()
-    paths = [str(here), str(here.parent), *filter(None, [environment.get("PYTHONPATH")])]
-    return {**environment, "PYTHONPATH": os.pathsep.join(paths)}
-
-
 class Kills:
     """One broker, one driver at a time, and one producer."""
 
@@ -219,7 +105,7 @@ class Kills:
         job = self._job()
         for query in QUERIES:
             self._replays[query][self._run] = unfinished(job.checkpoint(query))
-        return Driver(job)
+        return Driver("kills.queries", job)
 
     def play(self, kills: int) -> KillsOutcome:
         self.produced.add(ROWS_AT_START)

@@ -24,7 +24,9 @@ class Attempt:
     batch: int
     task: int
     number: int
-    """Above zero only if Spark retries the task."""
+    """Above zero only if Spark retries the task, or runs it twice (speculation)."""
+    task_attempt_id: int = 0
+    """Differs also between attempts of the stage, each of which counts the attempts of its tasks from zero."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,14 @@ class Copy:
     place: Place
     number: int
     by: Attempt
+
+
+@dataclass(frozen=True)
+class Sum:
+    """The state of a key when a row was written: all its rows so far, this one included."""
+
+    count: int
+    total: int
 
 
 @dataclass(frozen=True)
@@ -114,6 +124,21 @@ def check_table(written: Numbers, rows: Iterable[tuple[Place, int]]) -> list[str
         elif place in written and numbers[0] != written[place]:
             wrong.append(f"the row at {place} has the number {numbers[0]}, not its own: {written[place]}")
     return wrong
+
+
+def check_sums(written: Numbers, rows: Iterable[tuple[Place, Sum]], keys: int) -> list[str]:
+    """Returns rows that were written with a wrong state: it includes every earlier row of the key exactly once. A row
+    with number n has the key n % keys, and all rows of a key are in one partition."""
+    states: dict[int, Sum] = {}
+    expected: dict[Place, Sum] = {}
+    for place, number in sorted(written.items()):
+        state = states.get(number % keys, Sum(0, 0))
+        expected[place] = states[number % keys] = Sum(state.count + 1, state.total + number)
+    wrong = [(place, found) for place, found in rows if found != expected.get(place)]
+    return [
+        f"the row at {place} was written with {found}, not with {expected.get(place)}"
+        for place, found in sorted(wrong, key=lambda each: each[0])[:SHOWN]
+    ]
 
 
 def check_input(produced: int, acknowledged: Numbers, found: Numbers) -> list[str]:

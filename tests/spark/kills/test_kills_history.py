@@ -1,6 +1,19 @@
 """The rules for the output of killed queries on constructed histories: each rule finds its violation."""
 
-from kills.history import Attempt, Copy, OffsetLog, Replays, check_input, check_table, check_topic, duplicated
+from dataclasses import replace
+
+from kills.history import (
+    Attempt,
+    Copy,
+    OffsetLog,
+    Replays,
+    Sum,
+    check_input,
+    check_sums,
+    check_table,
+    check_topic,
+    duplicated,
+)
 
 WRITTEN = {(partition, offset): 10 * partition + offset for partition in (0, 1) for offset in range(4)}
 LOG = OffsetLog([{0: 2, 1: 1}, {0: 4, 1: 3}, {0: 4, 1: 4}])
@@ -96,6 +109,22 @@ def test_a_table_with_a_row_too_many_too_few_or_changed_is_found() -> None:
     assert "1 rows are lost" in check_table(WRITTEN, rows[1:])[0]
     assert "has the number 99" in check_table(WRITTEN, [(rows[0][0], 99), *rows[1:]])[0]
     assert "never produced" in check_table(WRITTEN, [*rows, ((5, 5), 1)])[0]
+
+
+def test_a_sum_that_misses_or_repeats_an_earlier_row_is_found() -> None:
+    written = {(0, 0): 0, (0, 1): 2, (1, 0): 1, (0, 2): 4}
+    sums = {(0, 0): Sum(1, 0), (0, 1): Sum(2, 2), (1, 0): Sum(1, 1), (0, 2): Sum(3, 6)}
+    assert check_sums(written, sums.items(), keys=2) == []
+    assert "Sum(count=3, total=8)" in check_sums(written, {**sums, (0, 2): Sum(3, 8)}.items(), keys=2)[0]
+    assert "Sum(count=2, total=4)" in check_sums(written, {**sums, (0, 2): Sum(2, 4)}.items(), keys=2)[0]
+    assert "the row at (1, 9)" in check_sums(written, {**sums, (1, 9): Sum(1, 1)}.items(), keys=2)[0]
+
+
+def test_attempts_of_a_repeated_stage_are_different_attempts() -> None:
+    copies = once()
+    first = copies[0]
+    repeated = Copy(first.place, first.number, replace(first.by, task_attempt_id=7))
+    assert check_topic(WRITTEN, [*copies, repeated], LOG, NO_REPLAY) == []
 
 
 def test_an_input_that_differs_from_the_acknowledged_records_is_found() -> None:
