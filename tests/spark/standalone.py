@@ -9,7 +9,7 @@ import sysconfig
 import time
 import urllib.request
 import venv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -20,8 +20,12 @@ STARTED_WITHIN_S = 120.0
 class StandaloneCluster:
     """`with StandaloneCluster(directory, workers=2) as cluster: cluster.url`"""
 
-    def __init__(self, directory: Path, *, workers: int, memory: str = "1g") -> None:
+    def __init__(
+        self, directory: Path, *, workers: int, memory: str = "1g", hosts: Sequence[str] = ("127.0.0.1",)
+    ) -> None:
+        """The workers have the `hosts` in turn."""
         self._directory = directory
+        self._hosts = hosts
         self._workers = workers
         self._memory = memory
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -34,7 +38,8 @@ class StandaloneCluster:
             self._start("master", "--port", str(self._port), "--webui-port", str(self._page_port))
             for number in range(self._workers):
                 work = self._directory / f"work-{number}"
-                self._start("worker", self.url, "--cores", "1", "--memory", self._memory, "--work-dir", str(work))
+                limits = ("--cores", "1", "--memory", self._memory, "--work-dir", str(work))
+                self._start("worker", self.url, "--host", self._hosts[number % len(self._hosts)], *limits)
             self._wait_for_workers()
         except BaseException:
             self._stop()
@@ -69,6 +74,11 @@ class StandaloneCluster:
                 return int(json.load(page)["aliveworkers"])
         except OSError:
             return 0
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The processes of the master and the workers, whose children are the executors."""
+        return tuple(process.pid for process in self._processes)
 
     def logs(self) -> str:
         files = [*self._directory.glob("*.log"), *self._directory.glob("work-*/app-*/*/stderr")]
