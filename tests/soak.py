@@ -90,6 +90,44 @@ SCHEDULE_SAFEGUARDS = {
     "aborted-search": "Fetch returns only the aborted transactions that ended within the returned records",
 }
 
+MOLDAU_KILLS, KAFKA_KILLS = "tests/spark/test_stateful_kills.py", "tests/interop/test_stateful_kills_on_kafka.py"
+NODES = "a node, the leader of an output partition, the coordinator of the query's transactions"
+SPECULATION = "a standalone cluster of two workers with speculation"
+STATEFUL_KILLS = [
+    (
+        "spark-kills-stateful",
+        "on `local[2]` and three Moldau nodes",
+        f"driver, Python worker, {NODES}",
+        MOLDAU_KILLS,
+        "local",
+        "5 kills",
+    ),
+    (
+        "spark-kills-standalone",
+        f"on {SPECULATION} and three Moldau nodes",
+        f"driver, Python worker, executor, {NODES}",
+        MOLDAU_KILLS,
+        "cluster",
+        "none",
+    ),
+    (
+        "spark-kills-kafka",
+        "on `local[2]` and one node of Apache Kafka",
+        "driver, Python worker, the node",
+        KAFKA_KILLS,
+        "local",
+        "3 kills in `make interop`",
+    ),
+    (
+        "spark-kills-kafka-standalone",
+        f"on {SPECULATION} and one node of Apache Kafka",
+        "driver, Python worker, executor, the node",
+        KAFKA_KILLS,
+        "cluster",
+        "none",
+    ),
+]
+
 PROOFS_ALL = [
     Proof(
         "simulation",
@@ -254,6 +292,19 @@ PROOFS_ALL = [
         ("-m", "pytest", "-s", "tests/spark/test_kills.py"),
         {"MOLDAU_SPARK_KILLS": "50"},
         sample="3 kills",
+    ),
+    *(
+        Proof(
+            name,
+            f"A stateful query {where}: {victims} are killed with SIGKILL in turn, 50 times. For readers with "
+            "read_committed, the output topic has every row exactly once, with a running count and sum (the query's "
+            "state) that include every earlier row of its key exactly once; every aborted row belongs to a replayed "
+            "micro-batch or to another attempt of its task.",
+            ("-m", "pytest", "-s", file, "-k", master),
+            {"MOLDAU_SPARK_KILLS": "50"},
+            sample=sample,
+        )
+        for name, where, victims, file, master, sample in STATEFUL_KILLS
     ),
     Proof(
         "pipeline-kills",
