@@ -20,6 +20,9 @@ WORKER_HOSTS = ("127.0.0.1", "127.0.0.2")
 """Spark does not run a second attempt on a host that runs the first one, so each worker has its own."""
 
 
+TASK_START, SPECULATIVE = '"Event":"SparkListenerTaskStart"', '"Speculative":true'
+
+
 class Brokers(Protocol):
     targets: tuple[str, ...]
     """What can be killed."""
@@ -93,7 +96,14 @@ class Master:
     processes: tuple[int, ...] = ()
     """The processes of a cluster; executors are below them."""
     slow_s: float = 0.0
-    is_speculative: bool = False
+    event_log: Path | None = None
+    """The directory of Spark's event logs, if tasks may run twice because they are slow (speculation)."""
+
+    def speculative_attempts(self) -> int:
+        """Counts the attempts that Spark has started beside a slow one."""
+        assert self.event_log is not None
+        lines = [line for log in self.event_log.iterdir() for line in log.read_text(errors="replace").splitlines()]
+        return sum(TASK_START in line and SPECULATIVE in line for line in lines)
 
 
 LOCAL = Master(f"local[2,{TRIES}]")
@@ -110,12 +120,17 @@ STANDALONE_SETTINGS = {
     "spark.speculation.multiplier": "1.1",
     "spark.speculation.minTaskRuntime": "50ms",
     "spark.speculation.interval": "50ms",
+    "spark.eventLog.enabled": "true",
+    "spark.eventLog.rolling.enabled": "false",
+    "spark.eventLog.compress": "false",
 }
 
 
 @contextmanager
 def standalone_master(directory: Path) -> Iterator[Master]:
-    """Starts a cluster of two workers with one core each; one task in each batch is slow enough for speculation."""
-    directory.mkdir()
+    """Starts a cluster of two workers with one core each; some tasks are slow enough for speculation."""
+    event_log = directory / "events"
+    event_log.mkdir(parents=True)
+    settings = {**STANDALONE_SETTINGS, "spark.eventLog.dir": event_log.as_uri()}
     with StandaloneCluster(directory, workers=2, hosts=WORKER_HOSTS) as cluster:
-        yield Master(cluster.url, STANDALONE_SETTINGS, (EXECUTOR,), cluster.pids, slow_s=0.4, is_speculative=True)
+        yield Master(cluster.url, settings, (EXECUTOR,), cluster.pids, slow_s=1.0, event_log=event_log)

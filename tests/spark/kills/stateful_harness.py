@@ -56,6 +56,7 @@ class StatefulKills:
 
     def __init__(self, directory: Path, seed: int, brokers: Brokers, master: Master) -> None:
         self.directory = directory
+        self.seed = seed
         self.chance = random.Random(seed)
         self.brokers = brokers
         self.master = master

@@ -42,7 +42,7 @@ class StatefulJob:
     master: str
     settings: Mapping[str, str]
     slow_s: float
-    """How much slower one task of each batch is than the others."""
+    """How much slower some tasks are than others; see `stamp`."""
 
     def as_json(self) -> str:
         return json.dumps(asdict(self))
