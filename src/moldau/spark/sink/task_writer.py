@@ -126,13 +126,24 @@ class TopicTargets:
         wait_ms = min(TOPIC_WAIT_MS, int(self._options.producer.get("max_block_ms", TOPIC_WAIT_MS)))
         try:
             if topic in cluster.topics:
-                await cluster.refresh([topic], timeout_ms=wait_ms)
+                await _refresh(cluster, topic, wait_ms)
             await cluster.wait_for_topics([topic], timeout_ms=wait_ms, create=True)
         except KafkaError as error:
             raise user_error(error, topic, self._options) from error
         partitions = cluster.topics[topic].partitions
         available = tuple(each.index for each in partitions if each.leader != NO_LEADER)
         return TopicTarget(len(partitions), available, await _batch_bytes_max(cluster, topic))
+
+
+async def _refresh(cluster: Cluster, topic: str, timeout_ms: int) -> None:
+    """Refreshes the metadata of a known topic. Waits for brokers that are being restarted, because Spark would repeat a
+    failed task at once, and fail the query after a few attempts."""
+    retry = cluster.retry(timeout_ms)
+    while True:
+        try:
+            return await cluster.refresh([topic], timeout_ms=retry.remaining_ms)
+        except KafkaError as error:
+            await retry.wait_or_raise(retry.cause(error))
 
 
 class SectionSender:

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,10 @@ from moldau.spark.sink.columns import SinkColumns
 from moldau.spark.sink.options import TopicSinkOptions, parse_topic_options
 from moldau.spark.sink.task_writer import SectionSender, write_rows
 from moldau.testing import Broker
+from support.broker_process import BrokerProcess
 from support.log_reader import all_records
 from support.log_writer import LogWriter
+from support.topics import Topics
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
@@ -215,6 +218,17 @@ def test_a_broker_lost_during_a_write_is_reported_in_one_sentence() -> None:
 
     with pytest.raises(SparkSourceError, match=r"'t' at 127\.0\.0\.1:\d+ did not accept records in time .*: check its"):
         write_rows(rows(), given, SinkColumns(0))
+
+
+def test_a_task_waits_for_a_broker_that_is_restarted(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path / "data") as process:
+        topic = Topics(process.bootstrap).create()
+        given = parse_topic_options({"kafka.bootstrap.servers": process.bootstrap, "topic": topic})
+        write_rows(iter([batch(value=[b"before"])]), given, SinkColumns(0))
+        process.kill()
+        process.spawn()
+        write_rows(iter([batch(value=[b"after"])]), given, SinkColumns(0))
+        assert [each.value for each in all_records(process.bootstrap, topic)] == [b"before", b"after"]
 
 
 def test_after_a_failure_the_next_task_uses_a_new_producer(broker: Broker) -> None:
