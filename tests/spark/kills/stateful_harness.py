@@ -88,6 +88,8 @@ class StatefulKills:
         self._run += 1
         job = self._job()
         self._replays[self._run] = unfinished(job.checkpoint)
+        # The previous driver may have committed all rows without an event. Then there would never be one again.
+        self.produced.add(ROWS_PER_EVENT)
         return Driver("kills.stateful_query", job, self.master.processes)
 
     def play(self, kills: int) -> StatefulOutcome:
