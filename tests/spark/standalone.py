@@ -72,7 +72,8 @@ class StandaloneCluster:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self._page_port}/json/", timeout=5) as page:
                 return int(json.load(page)["aliveworkers"])
-        except OSError:
+        except (OSError, json.JSONDecodeError):
+            # Nobody listens yet, or the UI still returns its start page for every path.
             return 0
 
     @property
