@@ -109,7 +109,7 @@ class StatefulKills:
             last = self._next_event(kills)
         # Not a wait for anything: kills must hit every phase of a batch, and an event comes at its end.
         time.sleep(self.chance.uniform(0, last["ms"] / 1000))
-        victim = ""
+        run, victim = self._run, ""
         if target == DRIVER:
             self.driver.kill()
             self.driver = self._start_driver()
@@ -119,7 +119,7 @@ class StatefulKills:
                 last = self._next_event(kills)
         else:
             victim = self.brokers.kill(target, self.chance, self.write, self._transaction_group())
-        self.strikes.append(" ".join(filter(None, [target, victim, f"in run {self._run} after {json.dumps(last)}"])))
+        self.strikes.append(" ".join(filter(None, [target, victim, f"in run {run} after {json.dumps(last)}"])))
         if target in self.brokers.targets:
             for _ in range(EVENTS_WITHOUT_BROKER if self.brokers.serves_without_victim else 0):
                 self._next_event(kills)
