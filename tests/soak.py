@@ -97,7 +97,7 @@ STATEFUL_KILLS = [
     (
         "spark-kills-stateful",
         "on `local[2]` and three Moldau nodes",
-        f"driver, Python worker, {NODES}",
+        f"driver, Python workers, {NODES}",
         MOLDAU_KILLS,
         "local",
         "5 kills",
@@ -105,7 +105,7 @@ STATEFUL_KILLS = [
     (
         "spark-kills-standalone",
         f"on {SPECULATION} and three Moldau nodes",
-        f"driver, Python worker, executor, {NODES}",
+        f"driver, Python workers, executor, {NODES}",
         MOLDAU_KILLS,
         "cluster",
         "none",
@@ -113,7 +113,7 @@ STATEFUL_KILLS = [
     (
         "spark-kills-kafka",
         "on `local[2]` and one node of Apache Kafka",
-        "driver, Python worker, the node",
+        "driver, Python workers, the node",
         KAFKA_KILLS,
         "local",
         "3 kills in `make interop`",
@@ -121,7 +121,7 @@ STATEFUL_KILLS = [
     (
         "spark-kills-kafka-standalone",
         f"on {SPECULATION} and one node of Apache Kafka",
-        "driver, Python worker, executor, the node",
+        "driver, Python workers, executor, the node",
         KAFKA_KILLS,
         "cluster",
         "none",

@@ -76,12 +76,21 @@ class Driver:
         return event
 
     def kill_worker(self, chance: random.Random) -> bool:
-        """Kills one of Spark's Python workers, which are children of its daemons, if there is one."""
+        """Kills one of Spark's Python workers, if there is one; it may be idle."""
+        return _kill_one(self._workers(), chance)
+
+    def kill_workers(self) -> bool:
+        """Kills all Python workers, of which some are idle, so that those of running tasks are hit."""
+        killed = [worker for worker in self._workers() if _kill(worker)]
+        return bool(killed)
+
+    def _workers(self) -> list[psutil.Process]:
+        """Returns the children of Spark's daemons."""
         roots = self._cluster or [self.process.pid]
         tree = {process: seen for root in roots for process, seen in _tree(root).items()}
         jvms = {process.pid for process, (name, _) in tree.items() if name == "java"}
         daemons = {process.pid for process, (name, parent) in tree.items() if parent in jvms and name != "java"}
-        return _kill_one([process for process, (_, parent) in tree.items() if parent in daemons], chance)
+        return [process for process, (_, parent) in tree.items() if parent in daemons]
 
     def kill_executor(self, chance: random.Random) -> bool:
         """Kills the JVM of an executor of the cluster, if there is one."""
@@ -150,10 +159,13 @@ def _is_executor(process: psutil.Process) -> bool:
 
 
 def _kill_one(processes: list[psutil.Process], chance: random.Random) -> bool:
-    if not processes:
-        return False
+    return bool(processes) and _kill(chance.choice(sorted(processes, key=lambda process: process.pid)))
+
+
+def _kill(process: psutil.Process) -> bool:
+    """Returns whether the process still existed."""
     try:
-        chance.choice(sorted(processes, key=lambda process: process.pid)).kill()
+        process.kill()
     except psutil.NoSuchProcess:
         return False
     return True

@@ -7,6 +7,7 @@ A process is killed after a number of micro-batches, at a moment of the next one
 import json
 import random
 import time
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,7 @@ class StatefulKills:
         self.strikes: list[str] = []
         self.ended: list[str] = []
         self._replays: dict[int, int | None] = {}
+        self._durations_ms: deque[int] = deque(maxlen=3)
         self._run = -1
         self.driver = self._start_driver()
 
@@ -107,15 +109,15 @@ class StatefulKills:
         last = {}
         for _ in range(self.chance.randint(*EVENTS_BETWEEN)):
             last = self._next_event(kills)
-        # Not a wait for anything: kills must hit every phase of a batch, and an event comes at its end.
-        time.sleep(self.chance.uniform(0, last["ms"] / 1000))
+        # Not a wait for anything: kills must hit every phase of a batch, and an event comes at its end. The batch after
+        # a start is slow, and the rows of a later one would all be written by then.
+        time.sleep(self.chance.uniform(0, min(self._durations_ms) / 1000))
         run, victim = self._run, ""
         if target == DRIVER:
             self.driver.kill()
             self.driver = self._start_driver()
         elif target in (WORKER, EXECUTOR):
-            kill = self.driver.kill_worker if target == WORKER else self.driver.kill_executor
-            while not kill(self.chance):
+            while not (self.driver.kill_workers() if target == WORKER else self.driver.kill_executor(self.chance)):
                 last = self._next_event(kills)
         else:
             victim = self.brokers.kill(target, self.chance, self.write, self._transaction_group())
@@ -135,6 +137,7 @@ class StatefulKills:
         while (event := self.driver.next_event()) is None:
             self._driver_ended(kills)
         self.produced.add(ROWS_PER_EVENT)
+        self._durations_ms.append(event["ms"])
         return event
 
     def _driver_ended(self, kills: int) -> None:
