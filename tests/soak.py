@@ -13,6 +13,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 PROJECT = Path(__file__).parents[1]
 PROOFS = PROJECT / "docs" / "proof"
@@ -444,27 +445,36 @@ def write_proof(proof: Proof, held: bool, seconds: float, shown: list[str]) -> N
 
 
 def write_summary() -> None:
-    """Writes the table of all proofs with the results and commits of their pages."""
+    """Writes the table of all proofs with the claims, results and commits of their pages."""
     rows = [
-        f"| [{proof.name}]({proof.name}.md) | {proof.claim} | {proof.sample} | {result} | {commit_of_page} |"
+        f"| [{proof.name}]({proof.name}.md) | {page.claim} | {proof.sample} | {page.result} | {page.commit} |"
         for proof in PROOFS_ALL
-        for result, commit_of_page in [read_result(proof)]
-        if result
+        if (page := read_page(proof)) is not None
     ]
-    missing = [proof.name for proof in PROOFS_ALL if not read_result(proof)[0]]
+    missing = [proof.name for proof in PROOFS_ALL if read_page(proof) is None]
     lines = [*SUMMARY_HEAD, *rows, "", *SUMMARY_NOTES]
     if missing:
         lines += ["", f"No result yet: {', '.join(f'`{name}`' for name in missing)} (see ../not_done.md)."]
     (PROOFS / "README.md").write_text("\n".join([*lines, ""]))
 
 
-def read_result(proof: Proof) -> tuple[str, str]:
-    """Returns the result and the commit that a proof's page states; empty if there is no page."""
+class ProofPage(NamedTuple):
+    claim: str
+    """What was proven then. The proof may claim more now."""
+    result: str
+    commit: str
+
+
+def read_page(proof: Proof) -> ProofPage | None:
+    """Returns what a proof's page states; None if there is no page."""
     page = PROOFS / f"{proof.name}.md"
-    text = page.read_text() if page.exists() else ""
-    found = [re.search(rf"^- {name}: (.*)$", text, flags=re.M) for name in ("Result", "Commit")]
-    result, commit_of_page = (match[1] if match else "" for match in found)
-    return result, commit_of_page
+    if not page.exists():
+        return None
+    text = page.read_text()
+    result, commit_of_page = (re.search(rf"^- {name}: (.*)$", text, flags=re.M) for name in ("Result", "Commit"))
+    assert result is not None
+    assert commit_of_page is not None
+    return ProofPage(text.splitlines()[2], result[1], commit_of_page[1])
 
 
 def commit() -> str:
