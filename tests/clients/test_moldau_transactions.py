@@ -342,8 +342,8 @@ def test_a_consumer_that_was_replaced_cannot_commit_offsets(bootstrap: str) -> N
 # Exactly once
 
 
-async def fill(cluster: Cluster, topic: str, count: int) -> list[bytes]:
-    sent = [b"%06d" % number for number in range(count)]
+async def fill(cluster: Cluster, topic: str, count: int, first: int = 0) -> list[bytes]:
+    sent = [b"%06d" % number for number in range(first, first + count)]
     async with Producer(cluster) as producer:
         await send_all(producer, topic, *sent)
     return sent

@@ -4,7 +4,8 @@ lists, describes, finds and ends transactions."""
 import asyncio
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,11 @@ def comparable(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
+def changes(values: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Removes repetitions: Moldau confirms some responses by writing the unchanged state again."""
+    return [value for value, _ in groupby(values)]
+
+
 def test_the_dump_tool_decodes_the_transaction_topic(tools: Tools, own_broker: Broker) -> None:
     coordinator, topic, producer_id = run_transactions(own_broker)
     own_broker.stop()
@@ -105,7 +111,7 @@ def test_the_dump_tool_decodes_the_transaction_topic(tools: Tools, own_broker: B
     assert {json.loads(key)["data"]["transactionalId"] for key, _ in entries} == {coordinator.id}
     payloads = [json.loads(payload) for _, payload in entries]
     assert {payload["version"] for payload in payloads} == {"1"}
-    assert [comparable(payload["data"]) for payload in payloads] == expected_values(topic, producer_id)
+    assert changes(comparable(payload["data"]) for payload in payloads) == expected_values(topic, producer_id)
 
 
 def test_the_tools_of_kafka_read_a_transaction_topic_with_transaction_groups(
@@ -146,7 +152,7 @@ def test_the_formatter_prints_the_transaction_topic(tools: Tools, own_broker: Br
         entry, position = json.JSONDecoder().raw_decode(printed, position)
         assert entry["key"]["data"] == {"transactionalId": coordinator.id}
         values.append(comparable(entry["value"]["data"]))
-    assert values == expected_values(topic, producer_id)
+    assert changes(values) == expected_values(topic, producer_id)
 
 
 def rows(printed: str) -> list[list[str]]:

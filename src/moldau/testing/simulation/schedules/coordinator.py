@@ -45,6 +45,8 @@ class ScheduledCoordinator:
         self.high_watermark = 0
         self._shard = self._new_shard()
         self._late_requests = new_late_request_filter()
+        self._latest_connections: dict[tuple[str, TopicPartition], ClientConnection] = {}
+        """The connection on which each marker was last sent. Without TV2, earlier ones are closed by then."""
         self._parked: list[tuple[int, Callable[[], None]]] = []
         """Responses that wait until the high watermark reaches an offset."""
         self._last_producer_id = 1_000
@@ -153,13 +155,18 @@ class ScheduledCoordinator:
         marker = EndTransactionMarker(
             markers.producer_id, markers.producer_epoch, self.epoch, markers.commit, markers.transaction_version
         )
-        coordinator_epoch = self.epoch
+        coordinator_epoch, connection = self.epoch, self.network.connect()
+        self._latest_connections[markers.transactional_id, partition] = connection
+
+        def receive(error: MoldauError | None) -> None:
+            is_latest = self._latest_connections[markers.transactional_id, partition] is connection
+            if is_latest or markers.transaction_version >= TV2:
+                self._on_marker_response(coordinator_epoch, markers, partition, error)
 
         def respond(error: MoldauError | None) -> None:
-            name = f"response to the marker of {partition[0]}-{partition[1]}"
-            self.network.send(name, lambda: self._on_marker_response(coordinator_epoch, markers, partition, error))
+            self.network.send(f"response to the marker of {partition[0]}-{partition[1]}", lambda: receive(error))
 
-        outcome, connection = "commit" if markers.commit else "abort", self.network.connect()
+        outcome = "commit" if markers.commit else "abort"
         self.network.send(
             f"{outcome} marker to {partition[0]}-{partition[1]}",
             lambda: self.leaders[partition].write_marker(marker, connection, respond),

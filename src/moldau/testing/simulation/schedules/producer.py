@@ -14,6 +14,7 @@ from moldau.errors import (
 )
 from moldau.records.batch_builder import build_batch
 from moldau.records.record import Record
+from moldau.server.api import ClientConnection
 from moldau.testing.simulation.checkers.history import Partition
 from moldau.testing.simulation.checkers.history_transactions import (
     TransactionHistory,
@@ -73,6 +74,8 @@ class ScheduledProducer:
         self._unacknowledged: list[_UnacknowledgedBatch] = []
         self._has_gaps = False
         """Whether an abort dropped batches without a response, so that it is unknown which sequences the log has."""
+        self._latest_connections: dict[str, ClientConnection] = {}
+        """The connection of the latest request of each name."""
         self._added: set[Partition] = set()
         """The partitions that the coordinator has added (before TV2)."""
         self._waiting: dict[Partition, list[_UnacknowledgedBatch]] = {}
@@ -276,7 +279,12 @@ class ScheduledProducer:
                 return
             handle(request, respond)
 
+        self._latest_connections[name] = connection
+
         def receive(response: Any) -> None:
+            if is_tv1 and self._latest_connections[name] is not connection:
+                # The producer has closed the connection, to repeat the request on a new one.
+                return
             self.on_response(f"{name}: {_text(response)}")
             on_response(response)
 
