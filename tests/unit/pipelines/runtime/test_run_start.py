@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from moldau.pipelines.definition import PipelineDefinition, PipelineError
+from moldau.pipelines.runtime import query_group
 from moldau.pipelines.runtime.progress import Progress
 from moldau.pipelines.runtime.run import RunOptions, RunOutcome, run
 from moldau.pipelines.runtime.state_directory import CheckpointGeneration, Generations, StateDirectory
@@ -37,6 +38,11 @@ def state(tmp_path: Path) -> StateDirectory:
 
 
 SPARK: Any = SimpleNamespace(streams=Streams())
+
+
+@pytest.fixture(autouse=True)
+def _without_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(query_group, "prepare_streams", lambda spark: None)
 
 
 def run_replay(state: StateDirectory, spark: Any = SPARK) -> RunOutcome:
