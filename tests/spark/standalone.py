@@ -73,7 +73,7 @@ class StandaloneCluster:
             with urllib.request.urlopen(f"http://127.0.0.1:{self._page_port}/json/", timeout=5) as page:
                 return int(json.load(page)["aliveworkers"])
         except (OSError, json.JSONDecodeError):
-            # Nobody listens yet, or the UI still returns its start page for every path.
+            # The port is not open yet, or the UI still returns its start page for every path.
             return 0
 
     @property

@@ -51,7 +51,7 @@ def run_until_finished(spark: SparkSession, start: Callable[[], list[StreamingQu
     threading.Thread(target=lambda: news.put(sys.stdin.readline().strip()), daemon=True).start()
     recorded = news.get()
     if recorded != FINISH:
-        raise SystemExit(recorded or "nobody is there any more")
+        raise SystemExit(recorded or "the parent process has ended")
     for query in queries:
         query.processAllAvailable()
         query.stop()

@@ -143,8 +143,8 @@ class StatefulKills:
     def _driver_ended(self, kills: int) -> None:
         self.driver.wait_until_gone()
         self.ended.append(self.driver.said())
-        told = "\n".join(self.ended)
-        assert self._run < STARTS_PER_KILL * kills, f"the driver does not stay up:\n{told}"
+        endings = "\n".join(self.ended)
+        assert self._run < STARTS_PER_KILL * kills, f"the driver does not stay up:\n{endings}"
         self.driver = self._start_driver()
 
     def _outcome(self, seconds: float) -> StatefulOutcome:
