@@ -182,8 +182,9 @@ def test_a_topic_with_create_time_ignores_the_timestamp_type(client: WireClient,
 
 def test_librdkafka_reports_invalid_records_and_their_neighbours(node: Broker, topics: Topics) -> None:
     topic = topics.create(cleanup_policy="compact")
-    # `flush` ends the linger time, so all records are in one batch.
+    # All records are in one batch: the leader is known before the first record, and `flush` ends the linger time.
     producer = Producer({"bootstrap.servers": node.bootstrap, "linger.ms": 10_000, "log_level": 0})
+    producer.list_topics(topic, timeout=30)
     outcomes: dict[int, str] = {}
 
     def delivered(error: Any, message: Message) -> None:
