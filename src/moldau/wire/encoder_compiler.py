@@ -5,7 +5,7 @@ One call packs adjacent fields of fixed size.
 """
 
 from collections.abc import Callable
-from struct import Struct
+from struct import Struct, calcsize
 from typing import Any
 
 from moldau.wire.decoder_runtime import ZERO_UUID
@@ -25,14 +25,12 @@ def write_unsigned_varint(out: bytearray, value: int) -> None:
     out.append(value)
 
 
-def write_tags(out: bytearray, tags: list[tuple[int, WriteFunction, Any]]) -> None:
-    write_unsigned_varint(out, len(tags))
-    for tag, write, value in tags:
-        body = bytearray()
-        write(body, value)
-        write_unsigned_varint(out, tag)
-        write_unsigned_varint(out, len(body))
-        out += body
+def write_tag(out: bytearray, tag: int, write: WriteFunction, value: Any) -> None:
+    body = bytearray()
+    write(body, value)
+    write_unsigned_varint(out, tag)
+    write_unsigned_varint(out, len(body))
+    out += body
 
 
 def write_records(out: bytearray, value: Any) -> None:
@@ -83,7 +81,7 @@ def _write_definitions(source: SourceBuilder, entity: type) -> None:
     for field in schema_fields(entity):
         if field.entity is not None:
             _write_definitions(source, field.entity)
-        if field.tag is not None:
+        if field.tag is not None and not _is_fixed_size(field):
             _write_tag_function(source, entity, field)
 
 
@@ -144,15 +142,32 @@ def _default(source: SourceBuilder, entity: type, field: SchemaField) -> str:
 
 
 def _write_tags_present(source: SourceBuilder, entity: type, tagged: list[SchemaField], tree: str) -> None:
-    source.line("tags = []")
+    assert len(tagged) <= 0x7F, "the number of tags fits into one byte"
+    source.line("tags, tags_position = 0, len(out)")
+    source.line("out.append(0)")
     for field in sorted(tagged, key=lambda field: field.tag or 0):
         source.line(f'value = {tree}.get("{field.name}")')
         with source.block(f"if value is not None and value != {_default(source, entity, field)}:"):
-            source.line(f"tags.append(({field.tag}, {_tag_function(entity, field)}, value))")
+            source.line("tags += 1")
+            _write_tag(source, entity, field)
     with source.block("if tags:"):
-        source.line("write_tags(out, tags)")
-    with source.block("else:"):
-        source.line("out.append(0)")
+        source.line("out[tags_position] = tags")
+
+
+def _write_tag(source: SourceBuilder, entity: type, field: SchemaField) -> None:
+    if not _is_fixed_size(field):
+        source.line(f"write_tag(out, {field.tag}, {_tag_function(entity, field)}, value)")
+        return
+    head = bytearray()
+    write_unsigned_varint(head, field.tag or 0)
+    write_unsigned_varint(head, calcsize(f">{FIXED_SIZE_FORMATS[field.kafka_type]}"))
+    source.add_fixed(repr(bytes(head)), f"{len(head)}s")
+    _write_primitive(source, field.kafka_type, "value", flexible=True)
+    source.end_run()
+
+
+def _is_fixed_size(field: SchemaField) -> bool:
+    return not field.is_array and field.entity is None and field.kafka_type in FIXED_SIZE_FORMATS
 
 
 def _write_field(source: SourceBuilder, field: SchemaField, value: str, flexible: bool, depth: int) -> None:
