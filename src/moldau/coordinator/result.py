@@ -1,7 +1,6 @@
 """The result of an operation: records for the log, and the response to send once they are committed. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 R = TypeVar("R")
@@ -18,8 +17,7 @@ class Now(NamedTuple):
     """Used for timestamps in records, and for timeouts that start at such a timestamp."""
 
 
-@dataclass(frozen=True, slots=True)
-class CoordinatorResult(Generic[R, T]):
+class CoordinatorResult(NamedTuple, Generic[R, T]):
     records: Sequence[R]
     """The records to append, as one batch. Empty for reads and rejected requests."""
     response: T

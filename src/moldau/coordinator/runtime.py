@@ -112,6 +112,11 @@ class CoordinatorRuntime(Generic[S, R]):
     def is_loaded(self) -> bool:
         return self._state is not None
 
+    @property
+    def has_parked_responses(self) -> bool:
+        """Whether responses wait for a commit. If not, everything in the state is committed."""
+        return bool(self._parked)
+
     def load(self, state: S, end_offset: int) -> None:
         """Starts to serve a state that contains all records below `end_offset`. All of these records must be
         committed."""

@@ -279,7 +279,7 @@ class ShardDriver(Generic[S, R]):
         """
         if not self.partition.has_lease:
             raise self._lease_expired_error()
-        if self._shard is not None:
+        if self._shard is not None and self._runtime.has_parked_responses:
             # No listener is called when the lease is renewed. Therefore this call completes the responses that wait for
             # records which were committed while the broker had no lease.
             self._on_partition_progress()
@@ -319,7 +319,7 @@ class ShardDriver(Generic[S, R]):
         deadline_ms = self._clock.monotonic_ms() + self._commit_timeout_ms
         pending = _PendingOperation(request_id, deadline_ms, too_large_error, on_committed)
 
-        def run(shard: S) -> ShardResult[R]:
+        def run(shard: S) -> "ShardResult[R]":
             result = None if pending.is_timed_out else operation(shard)
             if result is None:
                 pending.on_committed = None

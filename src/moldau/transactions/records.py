@@ -1,13 +1,12 @@
 """Records of `__transaction_state` as plain values. `formats.py` encodes and decodes the records."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from moldau.transactions.transaction_group import TransactionGroupMetadata
 from moldau.transactions.transaction_metadata import TV0, TransactionMetadata
 
 
-@dataclass(frozen=True, slots=True)
-class TransactionRecord:
+class TransactionRecord(NamedTuple):
     transactional_id: str
     metadata: TransactionMetadata | None
     """None for a tombstone."""
@@ -15,8 +14,7 @@ class TransactionRecord:
     """The finalized level of transaction.version when the record was written. It determines the format."""
 
 
-@dataclass(frozen=True, slots=True)
-class TransactionGroupRecord:
+class TransactionGroupRecord(NamedTuple):
     group_id: str
     metadata: TransactionGroupMetadata | None
     """None for a tombstone."""

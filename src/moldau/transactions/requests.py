@@ -60,8 +60,7 @@ class InitProducerIdRequest:
     client: ProducerClient = UNKNOWN_CLIENT
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AddPartitionsRequest:
+class AddPartitionsRequest(NamedTuple):
     transactional_id: str
     producer_id: int
     producer_epoch: int
@@ -70,8 +69,7 @@ class AddPartitionsRequest:
     """The transaction version of the client, according to the version of its request."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndTransactionRequest:
+class EndTransactionRequest(NamedTuple):
     transactional_id: str
     producer_id: int
     producer_epoch: int
@@ -149,8 +147,7 @@ class LongTransaction(NamedTuple):
     is_timed_out: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransactionMarkers:
+class TransactionMarkers(NamedTuple):
     """The end of a transaction, to be written to its partitions."""
 
     transactional_id: str

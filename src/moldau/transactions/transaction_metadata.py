@@ -4,7 +4,6 @@ TV1 and TV2 are levels of the feature transaction.version. Since TV2 (KIP-890) e
 producer epoch, so that no late request of the old transaction can belong to the next one.
 """
 
-from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -58,17 +57,16 @@ def is_epoch_exhausted(epoch: int) -> bool:
     return epoch >= PRODUCER_EPOCH_MAX - 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransactionMetadata:
+class TransactionMetadata(NamedTuple):
     producer_id: int
     producer_epoch: int
     timeout_ms: int
     state: TransactionState
+    last_update_ms: int
     partitions: frozenset[TopicPartition] = frozenset()
     """The partitions of the transaction. Empty unless the transaction is ongoing or prepared."""
     start_ms: int = NO_TIMESTAMP
     """When the first partition was added."""
-    last_update_ms: int
     previous_producer_id: int = NO_PRODUCER_ID
     """The producer id before the last transition."""
     next_producer_id: int = NO_PRODUCER_ID
@@ -147,8 +145,7 @@ class TransactionMetadata:
     def _restarted(
         self, producer_id: int, epoch: int, last_epoch: int, timeout_ms: int, now_ms: int, client: ProducerClient
     ) -> "TransactionMetadata":
-        return replace(
-            self,
+        return self._replace(
             producer_id=producer_id,
             producer_epoch=epoch,
             last_producer_epoch=last_epoch,
@@ -167,8 +164,7 @@ class TransactionMetadata:
         self, partitions: frozenset[TopicPartition], client_version: int, now_ms: int
     ) -> "TransactionMetadata":
         assert not self.is_prepared
-        return replace(
-            self,
+        return self._replace(
             state=TransactionState.ONGOING,
             partitions=self.partitions | partitions,
             start_ms=now_ms if self.is_idle else self.start_ms,
@@ -185,8 +181,7 @@ class TransactionMetadata:
         epoch, last_epoch = self.producer_epoch, self.last_producer_epoch
         if client_version >= TV2:
             epoch, last_epoch = min(epoch + 1, PRODUCER_EPOCH_MAX), epoch
-        return replace(
-            self,
+        return self._replace(
             state=TransactionState.PREPARE_COMMIT if commit else TransactionState.PREPARE_ABORT,
             producer_epoch=epoch,
             last_producer_epoch=last_epoch,
@@ -205,15 +200,14 @@ class TransactionMetadata:
                 commit=False, client_version=transaction_version, next_producer_id=next_producer_id, now_ms=now_ms
             )
         epoch = min(self.producer_epoch + 1, PRODUCER_EPOCH_MAX)
-        fenced = replace(self, producer_epoch=epoch, last_producer_epoch=NO_PRODUCER_EPOCH)
+        fenced = self._replace(producer_epoch=epoch, last_producer_epoch=NO_PRODUCER_EPOCH)
         return fenced.prepared(commit=False, client_version=TV0, next_producer_id=NO_PRODUCER_ID, now_ms=now_ms)
 
     def completed(self, now_ms: int) -> "TransactionMetadata":
         """Ends the transaction after all its markers were written."""
         assert self.is_prepared
         producer_id, epoch = self.after_completion()
-        return replace(
-            self,
+        return self._replace(
             state=TransactionState.COMPLETE_COMMIT
             if self.state is TransactionState.PREPARE_COMMIT
             else TransactionState.COMPLETE_ABORT,

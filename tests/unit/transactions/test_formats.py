@@ -1,6 +1,5 @@
 """Formats of `__transaction_state`. The expected bytes come from Apache Kafka 4.3 (TransactionLog.valueToBytes)."""
 
-import dataclasses
 import struct
 
 import pytest
@@ -12,6 +11,7 @@ from moldau.transactions.formats import TRANSACTION_GROUP_KEY_VERSION, TRANSACTI
 from moldau.transactions.records import TransactionGroupRecord, TransactionRecord
 from moldau.transactions.transaction_group import TransactionGroupMetadata
 from moldau.transactions.transaction_metadata import (
+    NO_PRODUCER_EPOCH,
     TV0,
     TV1,
     TV2,
@@ -30,24 +30,21 @@ EMPTY = TransactionMetadata(
     last_update_ms=1_700_000_000_000,
     previous_producer_id=1000,
 )
-ONGOING = dataclasses.replace(
-    EMPTY,
+ONGOING = EMPTY._replace(
     producer_epoch=4,
     state=TransactionState.ONGOING,
     partitions=frozenset({("orders", 3)}),
     start_ms=1_700_000_000_001,
     last_update_ms=1_700_000_000_002,
 )
-PREPARED = dataclasses.replace(
-    ONGOING,
+PREPARED = ONGOING._replace(
     producer_epoch=32_767,
     state=TransactionState.PREPARE_COMMIT,
     last_update_ms=1_700_000_000_003,
     next_producer_id=2000,
     client_version=TV2,
 )
-COMPLETE = dataclasses.replace(
-    PREPARED,
+COMPLETE = PREPARED._replace(
     producer_id=2000,
     producer_epoch=0,
     state=TransactionState.COMPLETE_ABORT,
@@ -63,12 +60,12 @@ COMPLETE = dataclasses.replace(
         (EMPTY, TV2, "000100000000000003e800000000ea6000000000018bcfe56800ffffffffffffffff01000800000000000003e8"),
         (EMPTY, TV0, "000000000000000003e800000000ea6000ffffffff0000018bcfe56800ffffffffffffffff"),
         (
-            dataclasses.replace(EMPTY, previous_producer_id=-1, client_version=TV1),
+            EMPTY._replace(previous_producer_id=-1, client_version=TV1),
             TV1,
             "000100000000000003e800000000ea6000000000018bcfe56800ffffffffffffffff0102020001",
         ),
         (
-            dataclasses.replace(ONGOING, client_version=TV2),
+            ONGOING._replace(client_version=TV2),
             TV2,
             (
                 "000100000000000003e800040000ea600102076f72646572730200000003000000018bcfe568020000018bcfe5680102000800000000"
@@ -103,7 +100,7 @@ def test_records_have_kafkas_bytes(metadata: TransactionMetadata, transaction_ve
     assert decoded is not None
     assert decoded.transactional_id == "orders-tx"
     if transaction_version == TV0:
-        metadata = dataclasses.replace(metadata, previous_producer_id=-1)
+        metadata = metadata._replace(previous_producer_id=-1)
     assert decoded.metadata == metadata
 
 
@@ -125,7 +122,7 @@ def test_keys_are_utf8() -> None:
 
 
 def test_the_last_epoch_is_not_stored() -> None:
-    metadata = dataclasses.replace(PREPARED, last_producer_epoch=32_766)
+    metadata = PREPARED._replace(last_producer_epoch=32_766)
     record = decode(*encode(TransactionRecord("t", metadata, TV2)))
     assert record is not None
     assert record.metadata == PREPARED
@@ -177,6 +174,7 @@ METADATA = st.builds(
     previous_producer_id=INT64,
     next_producer_id=INT64,
     client_version=st.integers(0, 2),
+    last_producer_epoch=st.just(NO_PRODUCER_EPOCH),
     client=st.builds(ProducerClient, st.text(max_size=8), st.text(max_size=8)),
 )
 
@@ -188,8 +186,8 @@ def test_all_values_are_decoded_again(transactional_id: str, metadata: Transacti
     assert (decoded.transactional_id, decoded.metadata) == (transactional_id, metadata)
     old = decode(*encode(TransactionRecord(transactional_id, metadata, TV0)))
     assert old is not None
-    assert old.metadata == dataclasses.replace(
-        metadata, previous_producer_id=-1, next_producer_id=-1, client_version=TV0, client=UNKNOWN_CLIENT
+    assert old.metadata == metadata._replace(
+        previous_producer_id=-1, next_producer_id=-1, client_version=TV0, client=UNKNOWN_CLIENT
     )
 
 

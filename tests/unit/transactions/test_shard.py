@@ -1,7 +1,5 @@
 """TransactionCoordinatorShard: all rules for the requests of producers, timeouts, expiration and descriptions."""
 
-import dataclasses
-
 import pytest
 
 from moldau.errors import (
@@ -90,7 +88,7 @@ def test_the_client_of_a_producer_is_known_to_the_next_coordinator(harness: Shar
     harness.complete()
     harness.init(client=audit)
     assert harness.get().client == audit
-    harness.put("t", dataclasses.replace(harness.get(), producer_epoch=LAST_EPOCH))
+    harness.put("t", harness.get()._replace(producer_epoch=LAST_EPOCH))
     harness.init(client=billing)
     assert harness.get().client == billing
 
@@ -702,7 +700,7 @@ def test_unused_ids_expire() -> None:
     expire(harness)
     assert harness.shard.get("Empty") is not None
     harness.now_ms += 1
-    harness.put("recent", dataclasses.replace(in_state(STATES.EMPTY), last_update_ms=harness.now_ms))
+    harness.put("recent", in_state(STATES.EMPTY)._replace(last_update_ms=harness.now_ms))
     expire(harness)
     assert [state.label for state in STATES if harness.shard.get(state.label)] == [
         "Ongoing",

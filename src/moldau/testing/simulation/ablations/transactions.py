@@ -7,7 +7,7 @@ report a violation.
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -53,7 +53,7 @@ _prepared = TransactionMetadata.prepared
 
 
 def _prepared_in_same_epoch(metadata: TransactionMetadata, **arguments: Any) -> TransactionMetadata:
-    return replace(_prepared(metadata, **arguments), producer_epoch=metadata.producer_epoch, client_version=TV0)
+    return _prepared(metadata, **arguments)._replace(producer_epoch=metadata.producer_epoch, client_version=TV0)
 
 
 def _fenced_in_same_epoch(metadata: TransactionMetadata, *, now_ms: int, **_: Any) -> TransactionMetadata:
