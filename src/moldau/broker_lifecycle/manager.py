@@ -187,14 +187,24 @@ class BrokerLifecycleManager:
                 return
             await self._stepped.wait(left_ms)
 
-    async def close(self) -> None:
-        self._is_closed = True
+    def stop(self) -> None:
+        """Ends the lease without a controlled shutdown, fails pending acknowledgements, and sends no more
+        heartbeats."""
         self.lease.end()
+        self._check_lease()
+        self._stop_heartbeats()
+
+    async def close(self) -> None:
+        self.lease.end()
+        self._stop_heartbeats()
+        await asyncio.gather(*self._requests, return_exceptions=True)
+
+    def _stop_heartbeats(self) -> None:
+        self._is_closed = True
         self._stepped.notify_all()
         if self._timer is not None:
             self._timer.cancel()
         self._cancel_requests()
-        await asyncio.gather(*self._requests, return_exceptions=True)
 
     @property
     def _has_stopped(self) -> bool:

@@ -405,6 +405,10 @@ class Node:
         await self._store.close(epoch)
 
     async def _close_listeners(self) -> None:
+        if len(self._metadata.image.brokers) > 1:
+            # The controller fences a broker that refuses connections, so the lease must end first. A node that failed,
+            # or that failed to start, has no controlled shutdown that would end it.
+            self._lifecycle.stop()
         for listener in self._listeners:
             listener.stop()
         self._broker.shutdown_callbacks.close()
