@@ -420,7 +420,11 @@ def broker_definitions() -> Mapping[str, SettingDefinition]:
     for name, definition in setting_definitions(BrokerSettings).items():
         section = SECTION_STARTS.get(name, section)
         definitions.append(dataclasses.replace(definition, section=section))
-    definitions += map(_broker_wide_definition, setting_definitions(TopicSettings).values())
+    definitions += [
+        _broker_wide_definition(definition, definition.broker_name)
+        for definition in setting_definitions(TopicSettings).values()
+        if definition.broker_name is not None
+    ]
     definitions.sort(key=lambda each: SECTIONS.index(each.section))
     return MappingProxyType({each.name: each for each in definitions})
 
@@ -448,10 +452,9 @@ def with_values(settings: BrokerSettings, values: Mapping[str, Any], explicitly_
     return dataclasses.replace(settings, **broker_values, topic_defaults=topic_defaults, explicitly_set=explicitly_set)
 
 
-def _broker_wide_definition(definition: SettingDefinition) -> SettingDefinition:
+def _broker_wide_definition(definition: SettingDefinition, broker_name: str) -> SettingDefinition:
     """Returns the broker setting that is the default of a topic setting."""
-    name, broker_name = definition.name, definition.broker_name
-    assert broker_name is not None, name
+    name = definition.name
     return dataclasses.replace(
         definition,
         name=broker_name,

@@ -56,8 +56,10 @@ class ConfigLayers:
         """Returns the settings of a topic that has the configs `overrides`."""
         entries = []
         for name, definition in setting_definitions(TopicSettings).items():
-            assert definition.broker_name is not None
-            synonyms = list(self._broker_synonyms(broker_definitions()[definition.broker_name]))
+            if definition.broker_name is None:
+                synonyms = [ConfigSynonym(name, format_value(definition.default), ConfigSource.DEFAULT)]
+            else:
+                synonyms = list(self._broker_synonyms(broker_definitions()[definition.broker_name]))
             if name in overrides:
                 synonyms.insert(0, ConfigSynonym(name, overrides[name], ConfigSource.TOPIC))
             entries.append(_build_entry(name, definition, synonyms, read_only=False))

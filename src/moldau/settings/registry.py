@@ -57,7 +57,8 @@ class SettingDefinition:
     values: str = ""
     """The allowed values in words, if type, limits and choices do not fully describe the allowed values."""
     broker_name: str | None = None
-    """Topic settings only: the broker setting that provides the default (`log.retention.ms`)."""
+    """Topic settings only: the broker setting that provides the default (`log.retention.ms`); None if the default is
+    fixed."""
     is_topic_default: bool = False
     """True for a broker setting that is the default of a topic setting. `attribute` is then a TopicSettings field."""
     aliases: tuple[Alias, ...] = ()

@@ -1,4 +1,5 @@
-"""Topic settings. The default of each topic setting is the value of a broker setting, which `broker_name` names.
+"""Topic settings. The default of a topic setting is the value of the broker setting that `broker_name` names. A setting
+without `broker_name` is only a property of topics, and its default is fixed.
 
 Names, defaults and limits are Kafka's unless a description says otherwise.
 """
@@ -202,6 +203,12 @@ class TopicSettings:
         values="comma-separated partition:broker pairs, or *",
         check=check_throttled_replicas,
         broker_name="log.follower.replication.throttled.replicas",
+    )
+    leader_follows_controller: bool = setting(
+        False,
+        "Replicate the topic to all brokers, whatever replication factor was requested, and let the active controller "
+        "lead its partitions as soon as its replicas are in sync. A broker that joins gets replicas; a drained broker "
+        "loses them.",
     )
     write_caching: bool = setting(
         False,

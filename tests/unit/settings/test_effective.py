@@ -184,6 +184,15 @@ def test_synonyms_are_in_order_of_precedence() -> None:
     ]
 
 
+def test_a_topic_setting_without_broker_setting_has_a_fixed_default() -> None:
+    layers = EffectiveSettings(BrokerSettings()).layers()
+    name = "leader.follows.controller"
+    default = ConfigSynonym(name, "false", ConfigSource.DEFAULT)
+    assert list(entry(layers.describe_topic({}), name).synonyms) == [default]
+    described = entry(layers.describe_topic({name: "true"}), name)
+    assert list(described.synonyms) == [ConfigSynonym(name, "true", ConfigSource.TOPIC), default]
+
+
 def test_topic_values_are_formatted_as_in_kafka() -> None:
     described = {each.name: each.value for each in EffectiveSettings(BrokerSettings()).layers().describe_topic({})}
     assert described["cleanup.policy"] == "delete"
