@@ -1,6 +1,7 @@
 """A controller state whose brokers register and send heartbeats, and whose decisions are applied at once.
 `partition_decisions.py` has one built from records."""
 
+import dataclasses
 import random
 from collections.abc import Sequence
 from typing import TypeVar
@@ -37,8 +38,10 @@ ORDERS = ConfigResource(TOPIC_RESOURCE, "orders")
 class Cluster:
     """A controller state that applies decisions at once."""
 
-    def __init__(self, brokers: Sequence[int] = (1,), settings: EffectiveSettings = SETTINGS) -> None:
-        self.state = ControllerState(EMPTY_IMAGE, settings.static)
+    def __init__(
+        self, brokers: Sequence[int] = (1,), settings: EffectiveSettings = SETTINGS, *, controller_id: int = -1
+    ) -> None:
+        self.state = ControllerState(dataclasses.replace(EMPTY_IMAGE, controller_id=controller_id), settings.static)
         self.settings = settings
         self.random = random.Random(1)
         self.heartbeat_manager = BrokerHeartbeatManager(3_000)

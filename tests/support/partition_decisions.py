@@ -1,5 +1,6 @@
 """A controller state built from records, for decisions on partitions; decisions are applied at once."""
 
+import dataclasses
 import random
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
@@ -40,14 +41,20 @@ class ControlledCluster:
         racks: Mapping[int, str] | None = None,
         settings: EffectiveSettings = SETTINGS,
         seed: int = 1,
+        controller_id: int = -1,
     ) -> None:
-        self.state = ControllerState(EMPTY_IMAGE, settings.static)
+        self.state = ControllerState(dataclasses.replace(EMPTY_IMAGE, controller_id=controller_id), settings.static)
         self.settings = settings
         self.random = random.Random(seed)
         self.last_records: Sequence[Record] = ()
         for broker_id in brokers:
             self.register(broker_id, rack=(racks or {}).get(broker_id))
             self.unfence(broker_id)
+
+    def become_controller(self, broker_id: int) -> None:
+        """Loads the state of a new controller on another broker."""
+        image = dataclasses.replace(self.state.image, controller_id=broker_id)
+        self.state = ControllerState(image, self.settings.static)
 
     # Brokers
 

@@ -46,7 +46,11 @@ def alter_partition(
             results.append(IsrChangeResult(requested.topic_id, requested.partition, error=error))
             continue
         change = PartitionChangeBuilder(
-            topic.topic_id, partition, min_isr=state.settings.topic(topic.name).min_insync_replicas, active=active
+            topic.topic_id,
+            partition,
+            min_isr=state.settings.topic(topic.name).min_insync_replicas,
+            active=active,
+            controller_id=state.image.controller_id if topic.name in state.controller_led_topics else None,
         )
         change.isr = tuple(member for member, _ in requested.isr)
         change.is_recovering = requested.is_recovering

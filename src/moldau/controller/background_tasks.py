@@ -1,5 +1,5 @@
 """Background tasks of the active controller. They fence expired and dead brokers, finish incomplete changes, run
-unclean elections and restore preferred leaders.
+unclean elections, restore preferred leaders, and move leaders to the controller (leader.follows.controller).
 
 The tasks run while the controller is active. They submit each change as a decision (records plus a response), as
 requests do. A decision fails if this node no longer leads the metadata log.
@@ -14,7 +14,9 @@ from moldau.concurrency.notifier import Notifier
 from moldau.controller.cluster_control import fence_broker, reconcile_broker
 from moldau.controller.elections import (
     balance_partition_leaders,
+    can_controller_lead_more,
     elect_unclean_leaders,
+    move_leaders_to_controller,
     reconcile_elrs,
     unclean_election_candidates,
 )
@@ -153,6 +155,8 @@ class BackgroundTasks:
     def on_image_change(self) -> None:
         if self.state.index.leader_count(NO_LEADER) > 0:
             self._start_unclean_elections()
+        if can_controller_lead_more(self.state):
+            self._start_moves_to_controller()
 
     async def wait_until_probed(self) -> None:
         """Waits until no broker is suspected to be dead, but not longer than PROBE_WAIT_MS_MAX. New partitions should
@@ -301,9 +305,10 @@ class BackgroundTasks:
             lambda state: remove_offline_replicas(state, self._offline_reports[broker_id])
         ):
             pass
-        # A replica that is online again may be the only candidate in an unclean election. Start the elections here,
-        # because no metadata record reports that a replica is online again.
+        # A replica that is online again may be the only candidate in an unclean election, or a replica of this
+        # controller. Start the elections here, because no metadata record reports that a replica is online again.
         self._start_unclean_elections()
+        self._start_moves_to_controller()
 
     async def _submit_with_retry(self, decide: Callable[[ControllerState], CoordinatorResult[Record, Any]]) -> Any:
         """Submits a decision until it is appended. Raises NotControllerError or RequestTimedOutError if the controller
@@ -321,6 +326,13 @@ class BackgroundTasks:
 
     async def _balance_leaders(self) -> None:
         while await self._submit_with_retry(lambda state: balance_partition_leaders(state)):
+            pass
+
+    def _start_moves_to_controller(self) -> None:
+        self._start_task("move to controller", self._move_leaders_to_controller)
+
+    async def _move_leaders_to_controller(self) -> None:
+        while await self._submit_with_retry(lambda state: move_leaders_to_controller(state)):
             pass
 
     def _start_unclean_elections(self) -> None:

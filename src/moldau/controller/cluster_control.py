@@ -12,6 +12,7 @@ from moldau.controller.elections import elect_leaderless_partitions, remove_brok
 from moldau.controller.features import SUPPORTED_FEATURES
 from moldau.controller.heartbeat_manager import BrokerHeartbeatManager
 from moldau.controller.partition_change_builder import RetainedData
+from moldau.controller.reassignment import add_replicas
 from moldau.controller.requests import BrokerHeartbeat, BrokerHeartbeatReply, BrokerRegistrationRequest
 from moldau.controller.state import RECORDS_PER_DECISION_MAX, ControllerState
 from moldau.coordinator import CoordinatorResult
@@ -108,6 +109,10 @@ def register_broker(
     if known is not None:
         _check_no_live_session(known, broker, heartbeat_manager, now_ms)
     records = remove_broker_from_isrs(state, broker.broker_id, retained_data(known, broker))
+    if known is None:
+        # The broker joins the cluster. Its replicas are added in the decision that registers it, so that a new
+        # controller does not have to find out whether they are missing or were drained.
+        records += add_replicas(state, state.controller_led_topics, [broker.broker_id])
     if len(records) >= RECORDS_PER_DECISION_MAX:
         # Fence the previous incarnation, so that it is not elected before the new incarnation is registered.
         fence = [] if known is None or known.fenced else [_registration_change(known, fenced=FENCED)]

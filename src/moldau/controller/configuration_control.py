@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from moldau.controller.elections import recompute_elrs
 from moldau.controller.features import ELR_VERSION
+from moldau.controller.reassignment import add_replicas
 from moldau.controller.requests import ConfigChange, ConfigOperation, ConfigResult
 from moldau.controller.state import ControllerState, check_batch_size
 from moldau.controller.topic_names import validate_topic_name
@@ -37,8 +38,9 @@ def alter_configs(
             _check_config_changes(requested)
             current = state.image.config(resource)
             config = _incremental_config(resource, current, requested) if incremental else _full_config(requested)
+            follows_controller = False
             if resource.type == TOPIC_RESOURCE:
-                state.settings.validate_topic_configs(config)
+                follows_controller = state.settings.validate_topic_configs(config).leader_follows_controller
             else:
                 _validate_broker_configs(state.settings, config)
                 _check_min_isr(state.image, resource, requested, config)
@@ -49,6 +51,8 @@ def alter_configs(
             results.append(ConfigResult(resource))
             if current.get(MIN_ISR_CONFIG) != config.get(MIN_ISR_CONFIG):
                 with_new_min_isr[resource] = config
+            if follows_controller and resource.name not in state.controller_led_topics:
+                records += add_replicas(state, [resource.name], state.image.brokers)
     records += _elr_changes_for_min_isr(state, with_new_min_isr)
     return CoordinatorResult([] if validate_only else check_batch_size(records), results)
 

@@ -1,7 +1,7 @@
 """Leader elections: when brokers are fenced or unfenced, on request, and to restore preferred leaders.
 
 The new leader is the first ISR member on an active broker. If there is none, the new leader is the first ELR member on
-an active broker.
+an active broker. On topics with leader.follows.controller, the active controller comes before all other replicas.
 
 An unclean election elects the live replica with the longest log. The controller queries the log ends before the
 election.
@@ -162,7 +162,10 @@ def balance_partition_leaders(
     """
     active = state.active_brokers()
     imbalanced = state.index.imbalanced_partitions()
-    preferred = {name: state.image.topics[name.topic].partitions[name.partition].replicas[0] for name in imbalanced}
+    preferred = {
+        name: state.preferred_leader(name.topic, state.image.topics[name.topic].partitions[name.partition])
+        for name in imbalanced
+    }
     imbalance = Counter(preferred.values())
     allowed = state.settings.broker.leader_imbalance_per_broker_percentage
     records: list[Record] = []
@@ -170,6 +173,36 @@ def balance_partition_leaders(
         broker_id = preferred[name]
         if imbalance[broker_id] * 100 <= allowed * state.index.preferred_leader_count(broker_id):
             continue
+        record = _build_preferred_election(state, name, active)
+        if record is not None:
+            if len(records) == elections_max:
+                return CoordinatorResult(records, True)
+            records.append(record)
+    return CoordinatorResult(records, False)
+
+
+def can_controller_lead_more(state: ControllerState) -> bool:
+    """Returns whether the active controller is in the ISR of a partition that it should lead, but does not. Quick,
+    because it is called after every change of the metadata."""
+    broker = state.image.brokers.get(state.image.controller_id)
+    return (
+        broker is not None
+        and broker.is_active
+        and any(
+            broker.broker_id in state.image.topics[name.topic].partitions[name.partition].isr
+            for name in state.index.partitions_away_from_controller()
+        )
+    )
+
+
+def move_leaders_to_controller(
+    state: ControllerState, *, elections_max: int = BALANCE_ELECTIONS_MAX
+) -> CoordinatorResult[Record, bool]:
+    """Elects the active controller as leader of the partitions with leader.follows.controller, if it is active and in
+    their ISR. The response is True if more elections may be needed."""
+    active = state.active_brokers()
+    records: list[Record] = []
+    for name in sorted(state.index.partitions_away_from_controller()):
         record = _build_preferred_election(state, name, active)
         if record is not None:
             if len(records) == elections_max:
@@ -240,13 +273,13 @@ def _elect_leader(
 def _elect_preferred_leader(
     state: ControllerState, name: PartitionName, partition: PartitionRegistration, active: Container[int]
 ) -> PartitionChangeRecord:
-    if partition.leader == partition.replicas[0]:
+    preferred = state.preferred_leader(name.topic, partition)
+    if partition.leader == preferred:
         raise ElectionNotNeededError(f"{name.topic}-{name.partition} is led by its preferred replica.")
     record = _build_preferred_election(state, name, active)
     if record is None:
         raise PreferredLeaderNotAvailableError(
-            f"The preferred leader of {name.topic}-{name.partition}, broker {partition.replicas[0]}, "
-            "is not alive or not in sync."
+            f"The preferred leader of {name.topic}-{name.partition}, broker {preferred}, is not alive or not in sync."
         )
     return record
 
@@ -257,4 +290,5 @@ def _build_preferred_election(
     """Returns the record that elects the preferred replica, or None if that replica already leads or cannot lead."""
     partition = state.image.topics[name.topic].partitions[name.partition]
     record = change_builder(state, name, active).build(elect_preferred=True)
-    return record if record is not None and record.leader == partition.replicas[0] else None
+    is_elected = record is not None and record.leader == state.preferred_leader(name.topic, partition)
+    return record if is_elected else None

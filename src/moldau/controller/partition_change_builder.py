@@ -49,18 +49,27 @@ def change_builder(
         topic.partitions[name.partition],
         min_isr=state.settings.topic(name.topic).min_insync_replicas if min_isr is None else min_isr,
         active=state.exclude_offline(active, topic.topic_id, name.partition),
+        controller_id=state.image.controller_id if name.topic in state.controller_led_topics else None,
     )
 
 
 class PartitionChangeBuilder:
     def __init__(
-        self, topic_id: UUID, partition: PartitionRegistration, *, min_isr: int, active: Container[int]
+        self,
+        topic_id: UUID,
+        partition: PartitionRegistration,
+        *,
+        min_isr: int,
+        active: Container[int],
+        controller_id: int | None = None,
     ) -> None:
-        """`min_isr` is the configured min.insync.replicas. `active` are the brokers that may lead."""
+        """`min_isr` is the configured min.insync.replicas. `active` are the brokers that may lead. `controller_id` is
+        the active controller if the topic has leader.follows.controller; its replica is then the preferred one."""
         self._topic_id = topic_id
         self._old = partition
         self._min_in_sync = min_isr
         self._active = active
+        self._controller_id = controller_id
         self.replicas = partition.replicas
         self.isr = partition.isr
         self.adding_replicas = partition.adding_replicas
@@ -152,16 +161,24 @@ class PartitionChangeBuilder:
             replica for replica in self.replicas if replica != unclean and (replica in old.elr or replica in old.isr)
         )
 
+    def _replicas_by_preference(self) -> Replicas:
+        first = self._controller_id
+        if first is None or first not in self.replicas or first in self.removing_replicas:
+            return self.replicas
+        return (first, *(replica for replica in self.replicas if replica != first))
+
     def _resulting_leader(self, complete: Replicas, elect_preferred: bool) -> int:
-        may_lead = [replica for replica in self.replicas if replica in self.isr and replica in self._active]
+        replicas = self._replicas_by_preference()
+        may_lead = [replica for replica in replicas if replica in self.isr and replica in self._active]
         if may_lead:
-            if self._old.leader in may_lead and not (elect_preferred and may_lead[0] == self.replicas[0]):
+            if self._old.leader in may_lead and not (elect_preferred and may_lead[0] == replicas[0]):
                 return self._old.leader
             return may_lead[0]
-        return next((replica for replica in complete if replica in self._active), NO_LEADER)
+        return next((replica for replica in replicas if replica in complete and replica in self._active), NO_LEADER)
 
     def _longest_log(self, log_ends: Mapping[int, EpochEndOffset]) -> int:
-        candidates = [replica for replica in self.replicas if replica in log_ends and replica in self._active]
+        replicas = self._replicas_by_preference()
+        candidates = [replica for replica in replicas if replica in log_ends and replica in self._active]
         # If several log ends are equal, `max` returns the first candidate, which is the most preferred one.
         return max(candidates, key=lambda replica: log_ends[replica], default=NO_LEADER)
 
@@ -196,7 +213,7 @@ class PartitionChangeBuilder:
             return leader, isr
         isr = _remove(isr, self.removing_replicas)
         self.replicas, self.adding_replicas, self.removing_replicas = staying, (), ()
-        return (leader if leader in staying else staying[0]), isr
+        return (leader if leader in staying else self._replicas_by_preference()[0]), isr
 
     def _resulting_last_known_elr(self, leader: int) -> Replicas:
         """Returns the last known ELR, which is empty if the partition has a leader. Otherwise it has the ISR and ELR

@@ -85,6 +85,25 @@ def place_replicas(
     return placed
 
 
+def place_on_all_brokers(
+    brokers: Mapping[int, BrokerRegistration], partitions: int, controller_id: int
+) -> list[Replicas]:
+    """Returns replicas on all brokers for each new partition of a topic with leader.follows.controller. The active
+    controller comes first."""
+    if not any(broker.is_active for broker in brokers.values()):
+        raise InvalidReplicationFactorError(
+            "Unable to replicate the partition: All brokers are currently fenced or in controlled shutdown."
+        )
+    replicas = tuple(sorted(brokers, key=lambda broker_id: (broker_id != controller_id, broker_id)))
+    return [replicas] * partitions
+
+
+def majority_of_brokers(brokers: Mapping[int, BrokerRegistration]) -> int:
+    """Returns the min.insync.replicas with which a topic on all brokers stays writable while a majority of them is in
+    sync."""
+    return len(brokers) // 2 + 1
+
+
 def _interleave_racks(brokers: Iterable[BrokerRegistration]) -> list[BrokerRegistration]:
     """Orders the brokers so that neighbours are in different racks, if possible."""
     racks: dict[str, list[BrokerRegistration]] = {}
@@ -135,6 +154,17 @@ def validate_manual_assignment(
             f"{prefix} a partition with {len(replicas)} replica(s), but this is not consistent with previous "
             f"partitions, which have {replication_factor} replica(s)."
         )
+
+
+def validate_controller_led_assignment(assignment: Iterable[Sequence[int]], brokers: Iterable[int]) -> None:
+    """Raises InvalidReplicaAssignmentError unless each partition has a replica on each of these brokers."""
+    expected = sorted(brokers)
+    for replicas in assignment:
+        if sorted(replicas) != expected:
+            raise InvalidReplicaAssignmentError(
+                f"The manual partition assignment includes the replicas {sorted(replicas)}, but a topic with "
+                f"leader.follows.controller needs replicas on all its brokers: {expected}."
+            )
 
 
 def initial_isr(replicas: Sequence[int], brokers: Mapping[int, BrokerRegistration], partition: int) -> Replicas:

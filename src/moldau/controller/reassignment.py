@@ -6,7 +6,7 @@ reassignment is complete when the ISR contains all target replicas (see `partiti
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
 from moldau.controller.partition_change_builder import PartitionChangeBuilder, change_builder
 from moldau.controller.partition_index import PartitionName
@@ -74,11 +74,15 @@ def _start_reassignment(
     An ongoing reassignment is replaced, and a later cancellation restores the replicas from before both. A replica that
     only the ongoing reassignment was adding is removed at once.
     """
+    _set_target(change, partition, target)
+    _restrict_isr(change, partition)
+
+
+def _set_target(change: PartitionChangeBuilder, partition: PartitionRegistration, target: tuple[int, ...]) -> None:
     original = _original_replicas(partition)
     change.adding_replicas = tuple(replica for replica in target if replica not in original)
     change.removing_replicas = tuple(replica for replica in original if replica not in target)
     change.replicas = target + change.removing_replicas
-    _restrict_isr(change, partition)
 
 
 def _cancel_reassignment(change: PartitionChangeBuilder, partition: PartitionRegistration) -> None:
@@ -106,6 +110,28 @@ def _restrict_isr(change: PartitionChangeBuilder, partition: PartitionRegistrati
         )
 
 
+def add_replicas(state: ControllerState, topics: Iterable[str], brokers: Collection[int]) -> list[Record]:
+    """Starts reassignments that add replicas on the brokers to all partitions of topics with
+    leader.follows.controller.
+
+    An ongoing reassignment continues with the additional replicas. Partitions without leader are included, because no
+    replica is removed.
+    """
+    active = state.active_brokers()
+    records: list[Record] = []
+    for topic in sorted(topics):
+        for partition in state.image.topics[topic].partitions:
+            staying = tuple(each for each in partition.replicas if each not in partition.removing_replicas)
+            added = tuple(each for each in sorted(brokers) if each not in staying)
+            if added:
+                change = change_builder(state, PartitionName(topic, partition.index), active)
+                _set_target(change, partition, staying + added)
+                record = change.build()
+                if record is not None:
+                    records.append(record)
+    return records
+
+
 def list_partition_reassignments(
     image: MetadataImage, partitions: Sequence[tuple[str, int]] | None
 ) -> list[OngoingReassignment]:
@@ -129,7 +155,10 @@ def list_partition_reassignments(
 
 
 def plan_drain(
-    replicas: Mapping[tuple[str, int], Sequence[int]], racks: Mapping[int, str | None], broker_id: int
+    replicas: Mapping[tuple[str, int], Sequence[int]],
+    racks: Mapping[int, str | None],
+    broker_id: int,
+    controller_led_topics: Container[str] = (),
 ) -> list[Reassignment]:
     """Returns the reassignments that move all replicas off a broker.
 
@@ -138,7 +167,8 @@ def plan_drain(
     preferred for the fewest partitions.
 
     `replicas` contains the replicas of all partitions, the preferred one first. `racks` contains the rack of each
-    broker that may take replicas.
+    broker that may take replicas. Replicas of `controller_led_topics` (leader.follows.controller) are removed without a
+    replacement, because all other brokers of the topic have one already.
     """
     held = Counter(replica for members in replicas.values() for replica in members)
     preferred = Counter(members[0] for members in replicas.values())
@@ -147,6 +177,9 @@ def plan_drain(
         if broker_id not in members:
             continue
         staying = [replica for replica in members if replica != broker_id]
+        if topic in controller_led_topics and staying:
+            moves.append(Reassignment(topic, index, tuple(staying)))
+            continue
         others = [each for each in racks if each != broker_id and each not in members]
         if not others:
             raise InvalidReplicationFactorError(

@@ -1,6 +1,6 @@
 """The controller's state: the metadata image after all decisions so far, including uncommitted decisions."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from uuid import UUID
 
@@ -8,7 +8,7 @@ from moldau.controller.partition_index import PartitionIndex
 from moldau.controller.requests import BrokerHeartbeat
 from moldau.controller.topic_names import collision_key
 from moldau.errors import PolicyViolationError
-from moldau.metadata.image import MetadataImage
+from moldau.metadata.image import TOPIC_RESOURCE, ConfigResource, MetadataImage, PartitionRegistration
 from moldau.metadata.image_builder import apply_changes
 from moldau.metadata.records import (
     BrokerRegistrationChangeRecord,
@@ -26,6 +26,7 @@ _BROKER_RECORDS = (RegisterBrokerRecord, BrokerRegistrationChangeRecord, Unregis
 RECORDS_PER_DECISION_MAX = 20_000
 """The maximum number of records in one decision. A decision is one batch of the metadata log, and a batch must be small
 enough to replicate and apply at once."""
+LEADER_FOLLOWS_CONTROLLER = "leader.follows.controller"
 CONFIG_BYTES_PER_DECISION_MAX = 8 * 1024 * 1024
 """The maximum total size of the configs in one decision. All other records are small."""
 
@@ -42,7 +43,9 @@ class ControllerState:
         self.settings = EffectiveSettings(static, image)
         """Includes config changes that are decided but not yet committed. These changes are earlier in the metadata
         log, so a partition leader applies them before the current decision."""
-        self.index = PartitionIndex(image)
+        self.controller_led_topics = self._with_leader_follows_controller(image.configs)
+        """The topics with leader.follows.controller."""
+        self.index = PartitionIndex(image, self.controller_led_topics)
         self.offline_replicas: dict[int, tuple[int, Mapping[tuple[UUID, int], bool]]] = {}
         """Offline replicas by broker id: the broker epoch of the report, and for each replica whether the failure is
         transient."""
@@ -69,7 +72,10 @@ class ControllerState:
         before = self.image
         self.image, delta = apply_changes(before, records, end_offset - 1)
         self.settings.apply(self.image, delta)
-        self.index.update(before, self.image, delta)
+        if delta.configs_changed:
+            self.controller_led_topics -= {resource.name for resource in delta.configs_changed}
+            self.controller_led_topics |= self._with_leader_follows_controller(delta.configs_changed)
+        self.index.update(before, self.image, delta, self.controller_led_topics)
         for record in records:
             if isinstance(record, _BROKER_RECORDS):
                 self._last_change_offsets[record.broker_id] = end_offset
@@ -83,6 +89,20 @@ class ControllerState:
                 del self._topics_by_collision_key[key]
         for name in delta.topics_created:
             self._index_name(name)
+
+    def _with_leader_follows_controller(self, resources: Iterable[ConfigResource]) -> frozenset[str]:
+        return frozenset(
+            resource.name
+            for resource in resources
+            if resource.type == TOPIC_RESOURCE
+            and LEADER_FOLLOWS_CONTROLLER in self.image.config(resource)
+            and self.settings.topic(resource.name).leader_follows_controller
+        )
+
+    def preferred_leader(self, topic: str, partition: PartitionRegistration) -> int:
+        """Returns the broker that leads the partition if it can: the active controller for topics with
+        leader.follows.controller, and the first replica for others."""
+        return self.index.preferred_leader(topic, partition)
 
     def update_offline_replicas(self, beat: BrokerHeartbeat) -> bool:
         """Stores the offline replicas that a heartbeat reports, so that decisions do not elect them. Returns whether

@@ -6,7 +6,15 @@ from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 from moldau.controller.ids import Randomness, random_uuid
-from moldau.controller.placement import ReplicaLoad, Replicas, initial_isr, place_replicas, validate_manual_assignment
+from moldau.controller.placement import (
+    ReplicaLoad,
+    Replicas,
+    initial_isr,
+    place_on_all_brokers,
+    place_replicas,
+    validate_controller_led_assignment,
+    validate_manual_assignment,
+)
 from moldau.controller.requests import CreateTopicResult, NewTopic, PartitionIncrease, TopicRef, TopicResult
 from moldau.controller.state import ControllerState, check_batch_size
 from moldau.controller.topic_names import METADATA_TOPIC, collision_key, is_internal, validate_topic_name
@@ -98,8 +106,13 @@ def _create_topic(
     nulls = [name for name, value in topic.configs.items() if value is None]
     if nulls:
         raise InvalidConfigError(f"Null value not supported for topic configs: {','.join(nulls)}")
-    state.settings.validate_topic_configs(topic.configs)
-    replicas = _manual_replicas(image, topic) if topic.assignment else _placed_replicas(state, topic, random, load)
+    is_controller_led = state.settings.validate_topic_configs(topic.configs).leader_follows_controller
+    if topic.assignment:
+        replicas = _manual_replicas(image, topic)
+        if is_controller_led:
+            validate_controller_led_assignment(replicas, image.brokers)
+    else:
+        replicas = _placed_replicas(state, topic, random, load, is_controller_led=is_controller_led)
     if len(replicas) > PARTITIONS_PER_TOPIC_MAX:
         raise InvalidPartitionsError(f"A topic cannot have more than {PARTITIONS_PER_TOPIC_MAX} partitions.")
     topic_id = random_uuid(random, taken=image.topic_names)
@@ -128,7 +141,7 @@ def _manual_replicas(image: MetadataImage, topic: NewTopic) -> list[Replicas]:
 
 
 def _placed_replicas(
-    state: ControllerState, topic: NewTopic, random: Randomness, load: ReplicaLoad | None
+    state: ControllerState, topic: NewTopic, random: Randomness, load: ReplicaLoad | None, *, is_controller_led: bool
 ) -> list[Replicas]:
     if topic.replication_factor == 0 or topic.replication_factor < -1:
         raise InvalidReplicationFactorError("Replication factor must be larger than 0, or -1 to use the default value.")
@@ -136,6 +149,8 @@ def _placed_replicas(
         raise InvalidPartitionsError("Number of partitions was set to an invalid non-positive value.")
     defaults = state.settings.broker
     partitions = defaults.num_partitions if topic.partitions == -1 else topic.partitions
+    if is_controller_led:
+        return place_on_all_brokers(state.image.brokers, partitions, state.image.controller_id)
     replication_factor = topic.replication_factor
     if replication_factor == -1:
         replication_factor = defaults.default_replication_factor
@@ -206,7 +221,7 @@ def create_partitions(
         try:
             if times_named[change.topic] > 1:
                 raise InvalidRequestError("Duplicate topic name.")
-            added = _add_partitions(state.image, change, random, load)
+            added = _add_partitions(state, change, random, load)
         except MoldauError as error:
             results.append(TopicResult(change.topic, error=error))
         else:
@@ -224,8 +239,9 @@ def _added_partition_count(image: MetadataImage, change: PartitionIncrease) -> i
 
 
 def _add_partitions(
-    image: MetadataImage, change: PartitionIncrease, random: Randomness, load: ReplicaLoad | None
+    state: ControllerState, change: PartitionIncrease, random: Randomness, load: ReplicaLoad | None
 ) -> list[Record]:
+    image = state.image
     topic = image.topics.get(change.topic)
     if topic is None:
         raise UnknownTopicOrPartitionError("This server does not host this topic-partition.")
@@ -244,8 +260,14 @@ def _add_partitions(
         raise InvalidPartitionsError(f"A topic cannot have more than {PARTITIONS_PER_TOPIC_MAX} partitions.")
     additional = change.count - have
     first = topic.partitions[0]
-    replication_factor = len(first.replicas) - len(first.removing_replicas)
-    if change.assignments is None:
+    staying = [replica for replica in first.replicas if replica not in first.removing_replicas]
+    replication_factor = len(staying)
+    is_controller_led = topic.name in state.controller_led_topics
+    if change.assignments is None and is_controller_led:
+        # Use the brokers of the topic instead of all brokers, because a drained broker must get no new replicas of it.
+        brokers = {each: image.brokers[each] for each in staying if each in image.brokers}
+        placed = place_on_all_brokers(brokers, additional, image.controller_id)
+    elif change.assignments is None:
         load = ReplicaLoad.from_topic(topic.partitions) if load is None else load
         placed = place_replicas(image.brokers, additional, replication_factor, random, load)
     else:
@@ -256,5 +278,7 @@ def _add_partitions(
             )
         for replicas in change.assignments:
             validate_manual_assignment(replicas, image.brokers, replication_factor)
+        if is_controller_led:
+            validate_controller_led_assignment(change.assignments, staying)
         placed = [tuple(replicas) for replicas in change.assignments]
     return [_partition_record(image, topic.topic_id, have + index, at) for index, at in enumerate(placed)]

@@ -67,9 +67,12 @@ class EffectiveSettings:
                 self.broker = self._apply_dynamic_configs()
                 self._topics.clear()
 
-    def validate_topic_configs(self, configs: Mapping[str, str | None]) -> None:
-        """Raises InvalidConfigError if a topic config is invalid or contradicts another config or a broker default."""
-        self._topic_with_values(parse_changes(TOPIC_RESOURCE, configs)).check_conflicts()
+    def validate_topic_configs(self, configs: Mapping[str, str | None]) -> TopicSettings:
+        """Returns the settings of a topic with these configs. Raises InvalidConfigError if a config is invalid or
+        contradicts another config or a broker default."""
+        settings = self._topic_with_values(parse_changes(TOPIC_RESOURCE, configs))
+        settings.check_conflicts()
+        return settings
 
     def validate_broker_configs(self, configs: Mapping[str, str | None]) -> None:
         """Raises InvalidConfigError if a broker config is invalid, is not dynamic, or contradicts another setting.

@@ -2,13 +2,20 @@
 
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from moldau.controller.elections import balance_partition_leaders, elect_unclean_leaders, unclean_election_candidates
+from moldau.controller.elections import (
+    balance_partition_leaders,
+    can_controller_lead_more,
+    elect_unclean_leaders,
+    move_leaders_to_controller,
+    unclean_election_candidates,
+)
 from moldau.controller.partition_change_builder import RetainedData
 from moldau.controller.partition_index import PartitionIndex, PartitionName
+from moldau.controller.reassignment import add_replicas
 from moldau.controller.requests import ElectionType
 from moldau.metadata.image import NO_LEADER, PartitionRegistration
 from moldau.metadata.records import NO_LEADER_CHANGE, PartitionChangeRecord
@@ -27,9 +34,10 @@ class AnyCluster:
     not synced before they count; a disk that is replaced holds nothing, or what it held some time ago. A leader commits
     as it may: what all of the in-sync set has, while nobody else is eligible."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, follows_controller: bool = False) -> None:
         self.random = random.Random(seed)
-        self.cluster = ControlledCluster(BROKERS)
+        self.cluster = ControlledCluster(BROKERS, controller_id=1)
+        self.follows_controller = follows_controller
         self.min_isr = self.random.randint(1, 3)
         self.unclean = self.random.random() < 0.3
         self.write_caching = self.random.random() < 0.3
@@ -37,6 +45,8 @@ class AnyCluster:
         self.cluster.configure("orders", "min.insync.replicas", str(self.min_isr))
         self.cluster.configure("orders", "unclean.leader.election.enable", str(self.unclean).lower())
         self.cluster.configure("orders", "write.caching", str(self.write_caching).lower())
+        if follows_controller:
+            self.cluster.configure("orders", "leader.follows.controller", "true")
         self.log = dict.fromkeys(BROKERS, 0)
         self.committed = 0
         self.lost_records: set[int] = set()
@@ -80,11 +90,24 @@ class AnyCluster:
                 self.is_balanced,
                 self.is_led_uncleanly_where_allowed,
                 self.is_led_uncleanly_because_somebody_wants_it,
+                *(self.controller_events if self.follows_controller else ()),
             ]
         )
         self.cluster.last_records = ()
         does()
         return does.__name__
+
+    @property
+    def controller_events(self) -> Sequence[Callable[[], None]]:
+        return [
+            self.has_another_controller,
+            self.has_another_controller,
+            self.follows_the_controller,
+            self.follows_the_controller,
+            self.is_or_is_not_to_follow,
+            self.gets_all_brokers,
+            *[self.are_all_in_sync] * 6,
+        ]
 
     # Broker events
 
@@ -205,6 +228,42 @@ class AnyCluster:
             self.lost_records.discard(leader)
             self.seen["led uncleanly"] += 1
 
+    def has_another_controller(self) -> None:
+        self.cluster.become_controller(self.random.choice(BROKERS))
+
+    def follows_the_controller(self) -> None:
+        state = self.cluster.state
+        can_lead = can_controller_lead_more(state)
+        self.cluster.do(move_leaders_to_controller(state))
+        assert bool(self.cluster.last_records) == can_lead
+        assert not can_controller_lead_more(state)
+        if can_lead:
+            assert self.partition.leader == state.image.controller_id
+            self.seen["moved to the controller"] += 1
+
+    def are_all_in_sync(self) -> None:
+        """All brokers come back one by one, and the leader takes them into the ISR."""
+        for broker_id in BROKERS:
+            if self.cluster.state.image.brokers[broker_id].fenced:
+                self.cluster.unfence(broker_id)
+                self.check()
+        self.cluster.last_records = ()
+        partition = self.partition
+        if partition.leader != NO_LEADER and all(map(self.is_active, partition.replicas)):
+            self.cluster.alter(partition.replicas)
+            for broker_id in partition.replicas:
+                self.log[broker_id] = max(self.log[broker_id], self.committed)
+                self.lost_records.discard(broker_id)
+
+    def is_or_is_not_to_follow(self) -> None:
+        self.cluster.configure("orders", "leader.follows.controller", self.random.choice(("true", "true", "false")))
+
+    def gets_all_brokers(self) -> None:
+        was_reassigning = self.partition.is_reassigning
+        self.cluster.apply(add_replicas(self.cluster.state, ["orders"], BROKERS))
+        assert set(self.partition.replicas) - set(self.partition.removing_replicas) == set(BROKERS)
+        self.seen["got all brokers while under way"] += was_reassigning and bool(self.cluster.last_records)
+
     # Invariants
 
     def check(self) -> None:
@@ -256,16 +315,19 @@ class AnyCluster:
             assert named
 
     def check_index(self) -> None:
-        kept, anew = self.cluster.state.index, PartitionIndex(self.cluster.state.image)
+        state = self.cluster.state
+        kept, anew = state.index, PartitionIndex(state.image, state.controller_led_topics)
+        assert bool(state.controller_led_topics) == state.settings.topic("orders").leader_follows_controller
         for broker_id in (*BROKERS, NO_LEADER):
             assert kept.partitions_on(broker_id) == anew.partitions_on(broker_id)
             assert kept.partitions_led_by(broker_id) == anew.partitions_led_by(broker_id)
             assert kept.preferred_leader_count(broker_id) == anew.preferred_leader_count(broker_id)
         assert kept.imbalanced_partitions() == anew.imbalanced_partitions()
+        assert list(kept.partitions_away_from_controller()) == list(anew.partitions_away_from_controller())
 
 
-def run(seed: int) -> Counter[str]:
-    cluster = AnyCluster(seed)
+def run(seed: int, *, follows_controller: bool = False) -> Counter[str]:
+    cluster = AnyCluster(seed, follows_controller=follows_controller)
     scenario = []
     for _ in range(STEPS):
         scenario.append(f"{cluster.step()}: {cluster.partition}")
@@ -281,6 +343,12 @@ def run(seed: int) -> Counter[str]:
 def test_partition_invariants_hold_in_random_walks(first_seed: int) -> None:
     for seed in range(first_seed, first_seed + 10):
         run(seed)
+
+
+def test_partition_invariants_hold_on_a_topic_that_follows_the_controller() -> None:
+    seen: Counter[str] = sum((run(seed, follows_controller=True) for seed in range(30)), Counter())
+    assert seen["moved to the controller"] > 20
+    assert seen["got all brokers while under way"] > 20
 
 
 def test_random_walks_cover_all_relevant_states() -> None:
