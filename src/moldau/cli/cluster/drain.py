@@ -1,6 +1,7 @@
-"""`moldau cluster drain`: moves all replicas of a node to other nodes."""
+"""`moldau cluster drain`: moves all replicas of a node to other nodes, and removes those that all other nodes have."""
 
 import asyncio
+from collections.abc import Set
 from typing import NamedTuple
 
 import typer
@@ -10,11 +11,12 @@ from moldau.cli.admin import REQUEST_TIMEOUT_MS, connected_cluster, run_admin, r
 from moldau.cli.console import CommandError, err_console, out_console, pluralize, print_notice
 from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, NodeId, Yes
 from moldau.client.admin.admin import Admin
-from moldau.client.admin.types import OngoingReassignment
+from moldau.client.admin.types import ConfigResource, OngoingReassignment, ResourceType
 from moldau.client.errors import KafkaError
 from moldau.client.net.metadata import PartitionInfo
 from moldau.client.record import TopicPartition
 from moldau.controller.reassignment import plan_drain
+from moldau.controller.state import LEADER_FOLLOWS_CONTROLLER
 from moldau.errors import MoldauError
 
 POLL_INTERVAL_S = 0.5
@@ -41,7 +43,8 @@ class DrainPlan(NamedTuple):
 
 
 def cluster_drain(node: NodeId, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, yes: Yes = False) -> None:
-    """Move all replicas of a node to the nodes with the fewest replicas, while the cluster is running.
+    """Move all replicas of a node to the nodes with the fewest replicas, while the cluster is running. Topics with
+    leader.follows.controller have replicas on all nodes, so the node's replicas are removed.
 
     The command can be interrupted and run again: reassignments in progress continue in the cluster.
     """
@@ -120,8 +123,11 @@ async def _plan(admin: Admin, node: int, started: Moves) -> DrainPlan:
                 elif not running.issuperset(adding):
                     stalled[partition] = f"its new replica on node {min(set(adding) - running)} is down"
     racks = {each.node_id: each.rack for each in cluster.brokers if each.node_id != node}
+    controller_led = await _controller_led_topics(
+        admin, {topic for (topic, _), members in replicas.items() if node in members}
+    )
     try:
-        changes = plan_drain(replicas, racks, node)
+        changes = plan_drain(replicas, racks, node, controller_led)
     except MoldauError as error:
         raise CommandError(str(error)) from None
     moves = {
@@ -130,6 +136,22 @@ async def _plan(admin: Admin, node: int, started: Moves) -> DrainPlan:
         if each.replicas is not None
     }
     return DrainPlan(moves, moving, stalled)
+
+
+async def _controller_led_topics(admin: Admin, topics: Set[str]) -> set[str]:
+    """Returns the topics that have leader.follows.controller."""
+    if not topics:
+        return set()
+    resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in sorted(topics)]
+    configs = await admin.describe_configs(resources, names=[LEADER_FOLLOWS_CONTROLLER])
+    return {
+        resource.name
+        for resource, entries in configs.items()
+        # A topic that was deleted meanwhile has an error instead of entries.
+        if not isinstance(entries, KafkaError)
+        and (entry := entries.get(LEADER_FOLLOWS_CONTROLLER)) is not None
+        and entry.value == "true"
+    }
 
 
 def _ongoing_target(

@@ -328,14 +328,17 @@ class Admin:
         return ClusterDescription(response.cluster_id, response.controller_id, live, fenced)
 
     async def describe_configs(
-        self, resources: Iterable[ConfigResource], *, documentation: bool = False
+        self, resources: Iterable[ConfigResource], *, documentation: bool = False, names: Iterable[str] | None = None
     ) -> Results[ConfigResource, dict[str, ConfigEntry]]:
+        """Returns all configs of each resource, or only the known ones among `names`."""
+        keys = None if names is None else list(names)
+
         async def request(
             node: int | None, remaining: list[ConfigResource], retry: Retry
         ) -> Results[ConfigResource, dict[str, ConfigEntry]]:
             tree = {
                 "resources": [
-                    {"resource_type": each.type, "resource_name": each.name, "configuration_keys": None}
+                    {"resource_type": each.type, "resource_name": each.name, "configuration_keys": keys}
                     for each in remaining
                 ],
                 "include_synonyms": True,

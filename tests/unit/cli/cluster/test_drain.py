@@ -1,13 +1,13 @@
 """Polling loop of `moldau cluster drain`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pytest
 
 from moldau.cli.cluster.drain import STALLED_POLLS_MAX, move_all
 from moldau.cli.console import CommandError
 from moldau.client.admin.admin import Admin
-from moldau.client.admin.types import ClusterDescription, OngoingReassignment
+from moldau.client.admin.types import ClusterDescription, ConfigEntry, ConfigResource, ConfigSource, OngoingReassignment
 from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.net.metadata import BrokerInfo, PartitionInfo, TopicInfo
 from moldau.client.record import TopicPartition
@@ -24,7 +24,7 @@ class ScriptedAdmin(Admin):
     """A cluster of five. What it is asked to move of the topic `t`, and does not refuse, has moved at the next look;
     of `stuck`, whom nobody leads, nothing ever does, nor where one that is `down` from the second look on is to have
     it. Whoever is asked for topics has heard of all that was before
-    the last `lag` looks, and of what has begun since."""
+    the last `lag` looks, and of what has begun since. With `controller_led`, the topic is on all nodes."""
 
     def __init__(
         self,
@@ -33,6 +33,8 @@ class ScriptedAdmin(Admin):
         stuck: Sequence[int] = (),
         lag: int = 0,
         down: Sequence[int] = (),
+        *,
+        controller_led: bool = False,
     ) -> None:
         super().__init__(ScriptedCluster())
         self.partitions = list(partitions)
@@ -41,6 +43,7 @@ class ScriptedAdmin(Admin):
         self._stuck = stuck
         self._lag = lag
         self._down = down
+        self._controller_led = controller_led
         self._ended: dict[int, int] = {}
         """By partition, the look at which its move ended."""
         self._ongoing: dict[TopicPartition, OngoingReassignment] = {}
@@ -51,6 +54,14 @@ class ScriptedAdmin(Admin):
         down = self._down if self.looks > 1 else ()
         brokers = tuple(BrokerInfo(each, "nowhere", 1, None) for each in (1, 2, 3, 4, 5) if each not in down)
         return ClusterDescription("scripted", 1, brokers)
+
+    async def describe_configs(
+        self, resources: Iterable[ConfigResource], *, documentation: bool = False, names: Iterable[str] | None = None
+    ) -> dict[ConfigResource, KafkaError | dict[str, ConfigEntry]]:
+        assert names is not None
+        value = str(self._controller_led).lower()
+        entries = {name: ConfigEntry(name, value, ConfigSource.DYNAMIC_TOPIC, False, False) for name in names}
+        return dict.fromkeys(resources, entries)
 
     async def list_reassignments(self, partitions: object = None) -> dict[TopicPartition, OngoingReassignment]:
         return self._ongoing
@@ -88,12 +99,18 @@ class ScriptedAdmin(Admin):
 
 
 def drained(
-    partitions: Sequence[Replicas], refuse: Refuse, stuck: Sequence[int] = (), lag: int = 0, down: Sequence[int] = ()
+    partitions: Sequence[Replicas],
+    refuse: Refuse,
+    stuck: Sequence[int] = (),
+    lag: int = 0,
+    down: Sequence[int] = (),
+    *,
+    controller_led: bool = False,
 ) -> ScriptedAdmin:
     made: list[ScriptedAdmin] = []
 
     async def story() -> None:
-        made.append(ScriptedAdmin(partitions, refuse, stuck, lag, down))
+        made.append(ScriptedAdmin(partitions, refuse, stuck, lag, down, controller_led=controller_led))
         await move_all(made[0], LEAVING)
 
     run(story)
@@ -104,6 +121,11 @@ def test_all_replicas_move() -> None:
     admin = drained([(1, 2), (2, 3), (3, 1)], lambda index, look: None)
     assert not any(LEAVING in replicas for replicas in admin.partitions)
     assert admin.looks == 2
+
+
+def test_replicas_of_a_topic_that_follows_the_controller_are_removed() -> None:
+    admin = drained([(1, 2, 3, 4, 5), (2, 1, 3)], lambda index, look: None, controller_led=True)
+    assert admin.partitions == [(2, 3, 4, 5), (2, 3)]
 
 
 @pytest.mark.parametrize("lag", [1, 3])
