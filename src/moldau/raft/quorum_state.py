@@ -145,6 +145,18 @@ class QuorumState:
     def election_timeout_deadline(self, step: StepContext) -> int:
         return step.deadline_in(self.config.election_timeout_ms * (1 + step.random_fraction))
 
+    def startup_election_deadline(self, step: StepContext) -> int:
+        """Returns when a node that knows no leader starts its first election after startup.
+
+        In a new cluster, the voter with the lowest id starts at once, and the other voters wait longer. So the lowest
+        id becomes the first leader, unless its node is missing. The vote rules do not depend on this order.
+        """
+        delay_ms = self.config.election_timeout_ms * step.random_fraction
+        if self.is_voter and self.epoch == 0 and self.log.end_offset == 0:
+            is_first = self.node_id == min(voter.node_id for voter in self.voters)
+            delay_ms = 0 if is_first else delay_ms + self.config.first_election_margin_ms
+        return step.deadline_in(delay_ms)
+
     def lost_election_deadline(self, step: StepContext) -> int:
         """Returns when to start the next election after a lost one.
 

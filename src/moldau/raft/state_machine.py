@@ -135,6 +135,9 @@ class RaftStateMachine:
         quorum, step = self.quorum, self._step
         quorum.log = event.log
         quorum.log.high_watermark = event.committed_offset
+        if quorum.election == ElectionState():
+            # Create quorum-state on the first start, before any election, so that the file always exists.
+            step.persist(quorum.election)
         if quorum.is_voter and len(self.quorum.voters) == 1:
             self._become_candidate()
         elif quorum.election.leader_id == quorum.node_id:
@@ -144,8 +147,7 @@ class RaftStateMachine:
             self._follow(quorum.election.leader_id)
         else:
             # Start an election soon. Its pre-votes do not disturb an existing leader. The responses name that leader.
-            timeout_ms = quorum.config.election_timeout_ms
-            quorum.schedule_election(step.deadline_in(timeout_ms * step.random_fraction))
+            quorum.schedule_election(quorum.startup_election_deadline(step))
             self.fetcher.fetch(step)
 
     def _on_timer(self) -> None:

@@ -105,6 +105,42 @@ def test_a_node_becomes_prospective_candidate_and_leader_and_persists_each_step(
     assert effects[-1] == LeaderChanged(1, 1)
 
 
+def test_in_a_new_cluster_the_lowest_id_starts_at_once_and_the_others_wait() -> None:
+    first, second = node(1), node(2)
+    assert first.quorum.election_deadline_ms == 1
+    margin_ms = CONFIG.first_election_margin_ms
+    assert second.quorum.election_deadline_ms == margin_ms + CONFIG.election_timeout_ms // 2
+    assert sends(first.step(1, TimerExpired()), VoteRequest) == [2, 3]
+    assert sends(second.step(margin_ms, TimerExpired()), VoteRequest) == []
+    assert second.quorum.election_deadline_ms is not None
+    assert sends(second.step(second.quorum.election_deadline_ms, TimerExpired()), VoteRequest) == [1, 3]
+
+
+@pytest.mark.parametrize("node_id", [1, 2])
+@pytest.mark.parametrize(("election", "epochs"), [(ElectionState(1), ()), (ElectionState(1), (1,))])
+def test_after_the_first_epoch_no_voter_waits_longer(
+    node_id: int, election: ElectionState, epochs: tuple[int, ...]
+) -> None:
+    state = node(node_id, election, log(*epochs))
+    assert state.quorum.election_deadline_ms == CONFIG.election_timeout_ms // 2
+
+
+def test_a_node_that_waits_for_the_lowest_id_still_votes() -> None:
+    state = node(2)
+    effects = state.step(5, RequestReceived(VoteRequest(key(3), 0, EpochEndOffset(-1, 0), True, key(2))))
+    assert response_in(effects) == VoteResponse(0, -1, is_granted=True)
+    effects = state.step(6, RequestReceived(VoteRequest(key(3), 1, EpochEndOffset(-1, 0), False, key(2))))
+    assert response_in(effects) == VoteResponse(1, -1, is_granted=True)
+    assert state.quorum.election_deadline_ms is not None
+    assert state.quorum.election_deadline_ms < CONFIG.first_election_margin_ms
+
+
+def test_the_first_start_persists_the_default_state() -> None:
+    for election, persisted in ((ElectionState(), [PersistElection(ElectionState())]), (ElectionState(1), [])):
+        state = RaftStateMachine(QuorumState(key(1), election, CONFIG))
+        assert of_kind(state.step(0, NodeStarted(log())), PersistElection) == persisted
+
+
 def test_one_vote_of_three_is_no_majority_and_the_election_is_repeated() -> None:
     state = node()
     state.step(1000, TimerExpired())

@@ -39,6 +39,41 @@ def test_three_nodes_elect_a_leader_and_commit_its_records() -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("delay_s", [0.0, 0.2])
+def test_the_lowest_id_is_the_first_leader_of_a_new_cluster(count: int, delay_s: float) -> None:
+    async def scenario() -> None:
+        network = InProcessNetwork()
+        nodes = [QuorumNode(network, node_id, range(1, count + 1)) for node_id in range(1, count + 1)]
+        for node in nodes[1:]:
+            await node.start()
+        await asyncio.sleep(delay_s)
+        assert delay_s * 1000 < FAST.first_election_margin_ms
+        await nodes[0].start()
+        await wait_until(lambda: leader_of(nodes))
+        assert leader_of(nodes) is nodes[0]
+        assert nodes[0].quorum.epoch == 1
+        await stop_nodes(nodes)
+
+    run(scenario())
+
+
+def test_a_new_cluster_elects_a_leader_without_the_lowest_id() -> None:
+    async def scenario() -> None:
+        network = InProcessNetwork()
+        nodes = [QuorumNode(network, node_id, (1, 2, 3)) for node_id in (2, 3)]
+        for node in nodes:
+            await node.start()
+        began = asyncio.get_running_loop().time()
+        await wait_until(lambda: leader_of(nodes))
+        took_ms = (asyncio.get_running_loop().time() - began) * 1000
+        margin_ms = FAST.first_election_margin_ms
+        assert margin_ms <= took_ms < margin_ms + 2 * FAST.election_timeout_ms
+        await stop_nodes(nodes)
+
+    run(scenario())
+
+
 def test_nothing_is_delivered_before_a_majority_has_it_on_disk() -> None:
     async def scenario() -> None:
         _, nodes, leader = await start_quorum(3)

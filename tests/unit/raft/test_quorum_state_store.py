@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import random
+from collections.abc import Sequence
 from pathlib import Path
 from uuid import UUID
 
@@ -10,9 +12,18 @@ import pytest
 from moldau.errors import InconsistentClusterIdError, StorageError
 from moldau.platform.os_disk import OsDisk
 from moldau.raft.epoch_roles import ElectionState
+from moldau.raft.messages import VoterEndpoint, VoterNode
 from moldau.raft.quorum_state_store import FileQuorumStateStore
+from moldau.raft.raft_client import RaftClient
+from moldau.raft.snapshot_store import MemorySnapshotStore
+from support.control_plane import FixedClock, NoPeers, TestLog
 
 DIRECTORY = UUID(int=7)
+
+
+class UnreachablePeers(NoPeers):
+    def update_endpoint(self, node_id: int, endpoints: Sequence[VoterEndpoint]) -> None:
+        pass
 
 
 def test_the_state_round_trips_as_json(tmp_path: Path) -> None:
@@ -33,6 +44,36 @@ def test_the_state_round_trips_as_json(tmp_path: Path) -> None:
         "voted_directory_id": str(DIRECTORY),
         "data_version": 1,
     }
+
+
+def test_the_file_exists_after_the_first_start_before_any_election(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        quorum = RaftClient(
+            2,
+            DIRECTORY,
+            TestLog(),
+            FileQuorumStateStore(OsDisk(), str(tmp_path), "cluster-a"),
+            FixedClock(),
+            random.Random(1),
+            initial_voters=[VoterNode(1), VoterNode(2), VoterNode(3)],
+            channel=UnreachablePeers(),
+            snapshots=MemorySnapshotStore(),
+            on_commit=lambda batches: None,
+            on_fatal=lambda error: None,
+        )
+        await quorum.start()
+        await quorum.close()
+
+    asyncio.run(scenario())
+    assert json.loads((tmp_path / "quorum-state").read_text()) == {
+        "cluster_id": "cluster-a",
+        "leader_id": -1,
+        "leader_epoch": 0,
+        "voted_id": -1,
+        "voted_directory_id": "",
+        "data_version": 1,
+    }
+    assert FileQuorumStateStore(OsDisk(), str(tmp_path), "cluster-a").load() == ElectionState()
 
 
 def test_files_of_data_version_0_are_still_read(tmp_path: Path) -> None:
