@@ -2,10 +2,17 @@
 controller, and nothing acknowledged is lost or duplicated."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from typer.testing import CliRunner
 
+from moldau.cli.commands import app
+from moldau.metadata.image import PartitionRegistration
+from moldau.testing import Cluster
 from moldau.testing.simulation.checkers.history import History
 from moldau.testing.simulation.checkers.records import check_records
 from support.broker_process_cluster import BrokerProcessCluster
@@ -16,6 +23,7 @@ pytestmark = pytest.mark.clients
 
 PARTITIONS = 3
 TOPIC = "follows"
+TIMEOUT_S = 30.0
 
 
 def leaders(cluster: BrokerProcessCluster) -> set[int]:
@@ -57,3 +65,50 @@ def test_leadership_follows_the_controller_and_no_record_is_lost(tmp_path: Path)
     assert check_records(history) == []
     assert not writer.failures
     assert sum(send.is_acknowledged for send in history.sends) == len(history.sends) > 100
+
+
+def partition(cluster: Cluster) -> PartitionRegistration:
+    images = [node.broker.metadata.image for node in cluster.nodes.values()]
+    found = max(images, key=lambda image: image.offset).partition(TOPIC, 0)
+    assert found is not None
+    return found
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {TIMEOUT_S} s: {what}"
+        time.sleep(0.02)
+
+
+def moldau(cluster: Cluster, *arguments: str) -> None:
+    result = CliRunner().invoke(app, [*arguments, "--bootstrap", cluster.bootstrap])
+    assert result.exit_code == 0, result.output
+
+
+def test_a_drained_node_leaves_the_set_and_a_joining_node_enters_it() -> None:
+    with Cluster(3) as cluster:
+        admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+        configs = {"leader.follows.controller": "true", "min.insync.replicas": "2"}
+        admin.create_topics([NewTopic(TOPIC, 1, config=configs)])[TOPIC].result(30)
+        producer = Producer({"bootstrap.servers": cluster.bootstrap})
+        controller = cluster.controller_id
+        assert sorted(partition(cluster).replicas) == [1, 2, 3]
+        assert partition(cluster).leader == controller
+        follower = next(each for each in cluster.nodes if each != controller)
+        moldau(cluster, "cluster", "drain", str(follower), "--yes")
+        assert sorted(partition(cluster).replicas) == sorted({1, 2, 3} - {follower})
+        producer.produce(TOPIC, b"drained")
+        assert producer.flush(TIMEOUT_S) == 0
+        # A restarted node is not a new one: it stays drained.
+        cluster.restart(follower)
+        assert follower not in partition(cluster).replicas
+        cluster.stop(follower)
+        moldau(cluster, "cluster", "unregister", str(follower), "--yes")
+        cluster.restart(follower)
+        wait_until(lambda: follower in partition(cluster).isr, "the node that joined is in sync")
+        wait_until(lambda: not partition(cluster).is_reassigning, "the reassignment is complete")
+        assert partition(cluster).leader == cluster.controller_id
+        producer.produce(TOPIC, b"joined")
+        assert producer.flush(TIMEOUT_S) == 0
+        assert [record.value for record in all_records(cluster.bootstrap, TOPIC)] == [b"drained", b"joined"]
