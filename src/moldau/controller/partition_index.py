@@ -85,7 +85,7 @@ class PartitionIndex:
                 self._remove(PartitionName(topic.name, partition.index), partition)
         changed = dict.fromkeys(PartitionName(*each) for each in delta.partitions_changed)
         controller_led = frozenset(controller_led_topics)
-        for name in self._controller_led_topics ^ controller_led:
+        for name in sorted(self._controller_led_topics ^ controller_led):
             if name in after.topics:
                 changed.update((PartitionName(name, each.index), None) for each in after.topics[name].partitions)
         # Remove all old entries before the set of topics changes, because `_remove` needs the old preferred leaders.

@@ -98,6 +98,12 @@ class InvariantChecker:
         found = self._newest_image.partition(*partition)
         return -1 if found is None else found.leader
 
+    def is_led_by_controller(self, partition: tuple[str, int]) -> bool:
+        """Returns whether the active controller leads the partition, or has no replica of it."""
+        image = self._newest_image
+        found = image.partition(*partition)
+        return found is not None and (found.leader == image.controller_id or image.controller_id not in found.replicas)
+
     def is_fully_replicated(self) -> bool:
         """Returns whether all nodes have the same image and every replica is in sync."""
         images = [server.broker.metadata.image for server in self.servers if server.broker is not None]

@@ -246,10 +246,17 @@ class ClusterScenario(Scenario):
         """Waits until all replicas are in sync and equal, and the readers have read all records."""
         outcome = self.cluster.outcome
         await outcome.wait_until(self.invariants.is_fully_replicated, lambda: "all replicas are in sync")
+        await outcome.wait_until(self._is_controller_leading, lambda: "the controller leads the topic that follows it")
         await outcome.wait_until(self.invariants.is_converged, lambda: "all replicas are equal")
         for each in self._partitions:
             await self._read_replicas(each)
         await outcome.wait_until(self._have_readers_finished, lambda: "readers have read everything")
+
+    def _is_controller_leading(self) -> bool:
+        """Returns whether the active controller leads all partitions that follow it and of which it has a replica. It
+        has none if the operator workload moved the replica elsewhere."""
+        partitions = [each for topic in self._topics if topic.follows_controller for each in topic.partitions]
+        return all(self.invariants.is_led_by_controller(each) for each in partitions)
 
     async def _read_replicas(self, partition: Partition) -> None:
         replicas: dict[int, LogContent] = {}

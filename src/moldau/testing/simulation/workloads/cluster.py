@@ -198,6 +198,8 @@ class TopicPlan:
     """Whether records are acknowledged when the ISR has them, before they are on disk."""
     is_unclean: bool = False
     """Whether a replica outside of the ISR may become leader when no ISR member can."""
+    follows_controller: bool = False
+    """Whether the topic is replicated to all brokers and led by the active controller."""
 
     @property
     def partitions(self) -> Sequence[Partition]:
@@ -220,13 +222,16 @@ class TopicPlan:
             configs["write.caching"] = "true"
         if self.is_unclean:
             configs["unclean.leader.election.enable"] = "true"
+        if self.follows_controller:
+            configs["leader.follows.controller"] = "true"
         await Admin(cluster).create_topic(self.name, self.partition_count, replication, configs)
 
 
 def draw_topics(draw: random.Random, *, is_cached: bool) -> list[TopicPlan]:
-    """Returns the topics of a seed. One or two topics must keep all records. Some seeds have another topic with unclean
-    elections or cached writes (acknowledged before a sync). `is_cached` always adds a topic with cached writes."""
-    topics = [TopicPlan("topic-0", draw.randint(1, 3))]
+    """Returns the topics of a seed. One or two topics must keep all records, and so must one that the active controller
+    leads. Some seeds have another topic with unclean elections or cached writes (acknowledged before a sync).
+    `is_cached` always adds a topic with cached writes."""
+    topics = [TopicPlan("topic-0", draw.randint(1, 3)), TopicPlan("follows", 1, follows_controller=True)]
     if draw.random() < 0.5:
         topics.append(TopicPlan("topic-1", draw.randint(1, 2)))
     kind = draw.random()
