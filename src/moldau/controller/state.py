@@ -72,9 +72,10 @@ class ControllerState:
         before = self.image
         self.image, delta = apply_changes(before, records, end_offset - 1)
         self.settings.apply(self.image, delta)
-        if delta.configs_changed:
-            self.controller_led_topics -= {resource.name for resource in delta.configs_changed}
-            self.controller_led_topics |= self._with_leader_follows_controller(delta.configs_changed)
+        changed = [resource for resource in delta.configs_changed if resource.type == TOPIC_RESOURCE]
+        if changed:
+            self.controller_led_topics -= {resource.name for resource in changed}
+            self.controller_led_topics |= self._with_leader_follows_controller(changed)
         self.index.update(before, self.image, delta, self.controller_led_topics)
         for record in records:
             if isinstance(record, _BROKER_RECORDS):

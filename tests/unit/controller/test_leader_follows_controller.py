@@ -28,7 +28,7 @@ from moldau.controller.requests import (
 )
 from moldau.controller.topics import create_topics
 from moldau.errors import ElectionNotNeededError, InvalidReplicaAssignmentError, InvalidReplicationFactorError
-from moldau.metadata.image import BrokerRegistration
+from moldau.metadata.image import BROKER_RESOURCE, BrokerRegistration, ConfigResource
 from moldau.metadata.records import PartitionChangeRecord, RegisterBrokerRecord
 from moldau.raft.messages import EpochEndOffset
 from moldau.settings.broker import BrokerSettings
@@ -365,6 +365,14 @@ def test_a_deleted_topic_is_forgotten() -> None:
     assert not cluster.state.controller_led_topics
     cluster.create(NewTopic("orders", 1, 1))
     assert not cluster.state.controller_led_topics
+
+
+def test_a_config_of_a_broker_does_not_change_a_topic_with_the_same_name() -> None:
+    cluster = Cluster((1, 2), controller_id=1)
+    cluster.create(NewTopic("1", 1, -1, configs=FOLLOWS))
+    assert cluster.alter(ConfigResource(BROKER_RESOURCE, "1"), ConfigChange("log.retention.ms", "5")) is None
+    assert cluster.last_records
+    assert cluster.state.controller_led_topics == {"1"}
 
 
 # With running controllers
