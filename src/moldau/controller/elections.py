@@ -185,14 +185,7 @@ def can_controller_lead_more(state: ControllerState) -> bool:
     """Returns whether the active controller is in the ISR of a partition that it should lead, but does not. Quick,
     because it is called after every change of the metadata."""
     broker = state.image.brokers.get(state.image.controller_id)
-    return (
-        broker is not None
-        and broker.is_active
-        and any(
-            broker.broker_id in state.image.topics[name.topic].partitions[name.partition].isr
-            for name in state.index.partitions_away_from_controller()
-        )
-    )
+    return broker is not None and broker.is_active and bool(state.index.partitions_away_from_controller())
 
 
 def move_leaders_to_controller(

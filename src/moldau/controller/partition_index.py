@@ -46,7 +46,8 @@ class PartitionIndex:
         return sorted(self._imbalanced)
 
     def partitions_away_from_controller(self) -> Collection[PartitionName]:
-        """Returns the partitions that prefer the active controller as leader, but have another leader or none."""
+        """Returns the partitions that prefer the active controller as leader and have it in their ISR, but have another
+        leader or none."""
         return self._away_from_controller.keys()
 
     def preferred_leader(self, topic: str, partition: PartitionRegistration) -> int:
@@ -85,9 +86,10 @@ class PartitionIndex:
                 self._remove(PartitionName(topic.name, partition.index), partition)
         changed = dict.fromkeys(PartitionName(*each) for each in delta.partitions_changed)
         controller_led = frozenset(controller_led_topics)
-        for name in sorted(self._controller_led_topics ^ controller_led):
-            if name in after.topics:
-                changed.update((PartitionName(name, each.index), None) for each in after.topics[name].partitions)
+        if controller_led is not self._controller_led_topics:
+            for name in sorted(self._controller_led_topics ^ controller_led):
+                if name in after.topics:
+                    changed.update((PartitionName(name, each.index), None) for each in after.topics[name].partitions)
         # Remove all old entries before the set of topics changes, because `_remove` needs the old preferred leaders.
         for at in changed:
             old = None if at.topic in deleted else before.partition(*at)
@@ -107,7 +109,8 @@ class PartitionIndex:
         self._preferred_by_broker.setdefault(preferred, {})[name] = None
         if partition.leader != preferred:
             self._imbalanced[name] = None
-            if preferred == self._controller_id and name.topic in self._controller_led_topics:
+            is_controller_led = name.topic in self._controller_led_topics
+            if is_controller_led and preferred == self._controller_id and preferred in partition.isr:
                 self._away_from_controller[name] = None
 
     def _remove(self, name: PartitionName, partition: PartitionRegistration) -> None:

@@ -151,6 +151,8 @@ def test_a_controller_outside_the_isr_does_not_lead() -> None:
     cluster = cluster_with_orders()
     cluster.alter([1, 3])
     cluster.become_controller(2)
+    # The index has only partitions that can move, because it is read after every change of the metadata.
+    assert not cluster.state.index.partitions_away_from_controller()
     assert move(cluster) == []
     cluster.alter([1, 3, 2])
     assert cluster.partition().leader == 1
@@ -349,7 +351,8 @@ def test_an_existing_topic_is_extended_to_all_brokers() -> None:
     assert (second.replicas, second.adding_replicas) == ((3, 2, 1), (1,))
     assert cluster.alter(ORDERS, ConfigChange("leader.follows.controller", "true")) is None
     assert cluster.last_records == []
-    assert list(cluster.state.index.partitions_away_from_controller()) == [("orders", 0), ("orders", 1)]
+    # Broker 2 is not yet in the ISR of partition 0.
+    assert list(cluster.state.index.partitions_away_from_controller()) == [("orders", 1)]
     change = ConfigChange("leader.follows.controller", None, ConfigOperation.DELETE)
     assert cluster.alter(ORDERS, change) is None
     assert not cluster.state.index.partitions_away_from_controller()
