@@ -59,8 +59,9 @@ class Cluster:
         )
 
     def register_as(self, broker: BrokerRegistrationRequest) -> int:
-        epoch = self._do(register_broker(self.state, broker, self.heartbeat_manager, 0))
-        assert epoch is not None
+        epoch = None
+        while epoch is None:
+            epoch = self._do(register_broker(self.state, broker, self.heartbeat_manager, 0))
         return epoch
 
     def unfence(self, broker_id: int) -> None:

@@ -97,7 +97,8 @@ def register_broker(
     state: ControllerState, broker: BrokerRegistrationRequest, heartbeat_manager: BrokerHeartbeatManager, now_ms: int
 ) -> CoordinatorResult[Record, int | None]:
     """Registers a broker as fenced. The response is the broker epoch, which is the offset of the registration record.
-    If the decision has too many records, the response is None, and the caller submits the decision again.
+    The response is None, and the caller submits the decision again, if the decision has too many records, or if a
+    broker that joins the cluster has to leave ISRs or ELRs first.
 
     An incarnation that registers again keeps its epoch. This happens if the first response was lost or the endpoints
     changed.
@@ -112,7 +113,12 @@ def register_broker(
     if known is None:
         # The broker joins the cluster. Its replicas are added in the decision that registers it, so that a new
         # controller does not have to find out whether they are missing or were drained.
-        records += add_replicas(state, state.controller_led_topics, [broker.broker_id])
+        added = add_replicas(state, state.controller_led_topics, [broker.broker_id])
+        if records and added:
+            # Remove the broker from ISRs and ELRs first. A decision must not change a partition twice: both records are
+            # built from the same state, so the second one could put the broker back into the ELR.
+            return CoordinatorResult(_limit_batch(records), None)
+        records += added
     if len(records) >= RECORDS_PER_DECISION_MAX:
         # Fence the previous incarnation, so that it is not elected before the new incarnation is registered.
         fence = [] if known is None or known.fenced else [_registration_change(known, fenced=FENCED)]

@@ -6,6 +6,7 @@ from uuid import UUID
 
 import pytest
 
+from moldau.controller.cluster_control import unregister_broker
 from moldau.controller.elections import (
     balance_partition_leaders,
     can_controller_lead_more,
@@ -298,6 +299,26 @@ def test_a_broker_joins_a_partition_without_leader() -> None:
     assert cluster.state.image.topics["orders"].partitions[0].isr == ()
     cluster.register(3)
     assert cluster.state.image.topics["orders"].partitions[0].adding_replicas == (3,)
+
+
+def test_a_broker_that_joins_again_without_its_records_leaves_the_elr() -> None:
+    cluster = ControlledCluster((1, 2, 3, 4, 5), controller_id=1)
+    cluster.create("orders", [1, 2, 3, 4, 5], leader_follows_controller="true")
+    cluster.configure("orders", "min.insync.replicas", "4")
+    for broker_id in (3, 4, 5):
+        cluster.fence(broker_id)
+    cluster.reassign([1, 2, 3])
+    assert (cluster.partition().removing_replicas, cluster.partition().elr) == ((4, 5), (4, 5))
+    cluster.do(unregister_broker(cluster.state, 5))
+    decisions = Cluster(())
+    decisions.state = cluster.state
+    decisions.register(5)
+    assert (cluster.partition().replicas, cluster.partition().removing_replicas) == ((1, 2, 3, 5, 4), (4,))
+    assert cluster.partition().elr == (4,)
+    for broker_id in (2, 1):
+        cluster.fence(broker_id)
+    cluster.unfence(5)
+    assert cluster.partition().leader == -1
 
 
 def drain(cluster: ControlledCluster, broker_id: int) -> Sequence[Reassignment]:
