@@ -18,6 +18,7 @@ from moldau.client.record import TopicPartition
 from moldau.controller.reassignment import plan_drain
 from moldau.controller.state import LEADER_FOLLOWS_CONTROLLER
 from moldau.errors import MoldauError
+from moldau.settings.option_parser import parse_boolean
 
 POLL_INTERVAL_S = 0.5
 STALLED_POLLS_MAX = 20
@@ -123,9 +124,12 @@ async def _plan(admin: Admin, node: int, started: Moves) -> DrainPlan:
                 elif not running.issuperset(adding):
                     stalled[partition] = f"its new replica on node {min(set(adding) - running)} is down"
     racks = {each.node_id: each.rack for each in cluster.brokers if each.node_id != node}
-    controller_led = await _controller_led_topics(
-        admin, {topic for (topic, _), members in replicas.items() if node in members}
-    )
+    leaving = {TopicPartition(*each) for each, members in replicas.items() if node in members}
+    controller_led, errors = await _find_controller_led_topics(admin, {each.topic for each in leaving})
+    for partition in sorted(each for each in leaving if each.topic in errors):
+        # Look again at the next poll: the topic was deleted, or is so new that a node does not know it yet.
+        moving[partition] = replicas.pop(partition)
+        stalled[partition] = f"its configs are unknown ({errors[partition.topic]})"
     try:
         changes = plan_drain(replicas, racks, node, controller_led)
     except MoldauError as error:
@@ -138,20 +142,22 @@ async def _plan(admin: Admin, node: int, started: Moves) -> DrainPlan:
     return DrainPlan(moves, moving, stalled)
 
 
-async def _controller_led_topics(admin: Admin, topics: Set[str]) -> set[str]:
-    """Returns the topics that have leader.follows.controller."""
-    if not topics:
-        return set()
-    resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in sorted(topics)]
-    configs = await admin.describe_configs(resources, names=[LEADER_FOLLOWS_CONTROLLER])
-    return {
-        resource.name
-        for resource, entries in configs.items()
-        # A topic that was deleted meanwhile has an error instead of entries.
-        if not isinstance(entries, KafkaError)
-        and (entry := entries.get(LEADER_FOLLOWS_CONTROLLER)) is not None
-        and entry.value == "true"
-    }
+async def _find_controller_led_topics(admin: Admin, topics: Set[str]) -> tuple[set[str], dict[str, KafkaError]]:
+    """Returns the topics that have leader.follows.controller, and the errors of topics whose configs are unknown."""
+    controller_led: set[str] = set()
+    errors: dict[str, KafkaError] = {}
+    if topics:
+        resources = [ConfigResource(ResourceType.TOPIC, topic) for topic in sorted(topics)]
+        for resource, entries in (await admin.describe_configs(resources, names=[LEADER_FOLLOWS_CONTROLLER])).items():
+            if isinstance(entries, KafkaError):
+                errors[resource.name] = entries
+                continue
+            # An older broker does not have the config.
+            entry = entries.get(LEADER_FOLLOWS_CONTROLLER)
+            # Configs have the spelling with which they were set, so the value may be "TRUE".
+            if entry is not None and entry.value is not None and parse_boolean(entry.value):
+                controller_led.add(resource.name)
+    return controller_led, errors
 
 
 def _ongoing_target(

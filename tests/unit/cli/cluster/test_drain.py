@@ -24,7 +24,8 @@ class ScriptedAdmin(Admin):
     """A cluster of five. What it is asked to move of the topic `t`, and does not refuse, has moved at the next look;
     of `stuck`, whom nobody leads, nothing ever does, nor where one that is `down` from the second look on is to have
     it. Whoever is asked for topics has heard of all that was before
-    the last `lag` looks, and of what has begun since. With `controller_led`, the topic is on all nodes."""
+    the last `lag` looks, and of what has begun since. `controller_led` is the topic's leader.follows.controller; at the
+    first `unknown_looks` looks its configs are unknown."""
 
     def __init__(
         self,
@@ -34,7 +35,8 @@ class ScriptedAdmin(Admin):
         lag: int = 0,
         down: Sequence[int] = (),
         *,
-        controller_led: bool = False,
+        controller_led: str = "false",
+        unknown_looks: int = 0,
     ) -> None:
         super().__init__(ScriptedCluster())
         self.partitions = list(partitions)
@@ -44,6 +46,7 @@ class ScriptedAdmin(Admin):
         self._lag = lag
         self._down = down
         self._controller_led = controller_led
+        self._unknown_looks = unknown_looks
         self._ended: dict[int, int] = {}
         """By partition, the look at which its move ended."""
         self._ongoing: dict[TopicPartition, OngoingReassignment] = {}
@@ -59,7 +62,9 @@ class ScriptedAdmin(Admin):
         self, resources: Iterable[ConfigResource], *, documentation: bool = False, names: Iterable[str] | None = None
     ) -> dict[ConfigResource, KafkaError | dict[str, ConfigEntry]]:
         assert names is not None
-        value = str(self._controller_led).lower()
+        if self.looks <= self._unknown_looks:
+            return dict.fromkeys(resources, KafkaError(ErrorCode.unknown_topic_or_partition))
+        value = self._controller_led
         entries = {name: ConfigEntry(name, value, ConfigSource.DYNAMIC_TOPIC, False, False) for name in names}
         return dict.fromkeys(resources, entries)
 
@@ -105,12 +110,16 @@ def drained(
     lag: int = 0,
     down: Sequence[int] = (),
     *,
-    controller_led: bool = False,
+    controller_led: str = "false",
+    unknown_looks: int = 0,
 ) -> ScriptedAdmin:
     made: list[ScriptedAdmin] = []
 
     async def story() -> None:
-        made.append(ScriptedAdmin(partitions, refuse, stuck, lag, down, controller_led=controller_led))
+        admin = ScriptedAdmin(
+            partitions, refuse, stuck, lag, down, controller_led=controller_led, unknown_looks=unknown_looks
+        )
+        made.append(admin)
         await move_all(made[0], LEAVING)
 
     run(story)
@@ -123,9 +132,15 @@ def test_all_replicas_move() -> None:
     assert admin.looks == 2
 
 
-def test_replicas_of_a_topic_that_follows_the_controller_are_removed() -> None:
-    admin = drained([(1, 2, 3, 4, 5), (2, 1, 3)], lambda index, look: None, controller_led=True)
+@pytest.mark.parametrize("value", ["true", " TRUE"])
+def test_replicas_of_a_topic_that_follows_the_controller_are_removed(value: str) -> None:
+    admin = drained([(1, 2, 3, 4, 5), (2, 1, 3)], lambda index, look: None, controller_led=value)
     assert admin.partitions == [(2, 3, 4, 5), (2, 3)]
+
+
+def test_a_topic_with_unknown_configs_is_moved_when_they_are_known() -> None:
+    admin = drained([(1, 2, 3, 4, 5)], lambda index, look: None, controller_led="true", unknown_looks=2)
+    assert (admin.partitions, admin.looks) == ([(2, 3, 4, 5)], 4)
 
 
 @pytest.mark.parametrize("lag", [1, 3])
