@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parents[2] / "src"
 # longest name that fits a module says which layer it is in.
 LAYERS = [
     ["moldau.errors", "moldau.concurrency", "moldau.observe", "moldau.platform"],
-    ["moldau.wire", "moldau.error_codes", "moldau.metadata.image"],
+    ["moldau.wire", "moldau.error_codes", "moldau.error_statuses", "moldau.metadata.image"],
     ["moldau.settings"],
     ["moldau.records"],
     ["moldau.logs"],
@@ -34,6 +34,7 @@ LAYERS = [
     ["moldau.groups", "moldau.transactions"],
     ["moldau.server"],
     ["moldau.handlers"],
+    ["moldau.http"],
     ["moldau.node"],
     ["moldau.testing", "moldau.cli", "moldau.__main__"],
 ]
@@ -127,6 +128,7 @@ PURE = [
     "moldau.groups.committed_offsets",
     "moldau.groups.shard",
     "moldau.coordinator.deadline_queue",
+    "moldau.http.request_head",
 ]
 IMPURE = {"asyncio", "os", "random", "secrets", "selectors", "socket", "threading", "time"}
 WORLDLY = {

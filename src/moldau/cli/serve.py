@@ -39,6 +39,7 @@ Runs a node until it is stopped (Ctrl-C, SIGTERM).
   moldau serve                                       local connections only, data in ./moldau-data
   moldau serve --store memory --listen 127.0.0.1:0   in memory, on a free port
   moldau serve --listen 0.0.0.0:9092 --advertised-listeners my-host:9092
+  moldau serve --http-port 8001                      with the HTTP API
 
 Every setting can be a flag, an environment variable (MOLDAU_NUM_PARTITIONS=3) or a line in
 the TOML file (num.partitions = 3). Flags override the environment, which overrides the file.
@@ -69,12 +70,17 @@ def serve(arguments: Sequence[str]) -> int:
 
 
 def _describe_os_error(error: OSError, settings: BrokerSettings) -> str:
-    listen = ", ".join(listener.address for listener in settings.listeners)
+    from moldau.http.server import HttpListenError
+
+    listen, flag = ", ".join(listener.address for listener in settings.listeners), "--listen"
+    if isinstance(error, HttpListenError):
+        listen, flag = f"{settings.http_host}:{settings.http_port}", "--http-port"
+        error = error.__cause__ if isinstance(error.__cause__, OSError) else error
     if isinstance(error, socket.gaierror):
         return f"cannot listen on {listen}: unknown host"
     match error.errno:
         case errno.EADDRINUSE:
-            return f"cannot listen on {listen}: the port is in use; choose another with --listen"
+            return f"cannot listen on {listen}: the port is in use; choose another with {flag}"
         case errno.EADDRNOTAVAIL:
             return f"cannot listen on {listen}: not an address of this machine"
     where = f"{error.filename}: " if error.filename else ""

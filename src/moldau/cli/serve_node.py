@@ -50,7 +50,7 @@ async def _run_until_stopped(platform: Platform, settings: BrokerSettings) -> No
     # The node's objects exist until the node stops, so the garbage collector does not need to scan them.
     gc.collect()
     gc.freeze()
-    sys.stdout.write(ready_line([each.address for each in node.addresses], settings))
+    sys.stdout.write(ready_line([each.address for each in node.addresses], settings, node.http_address))
     sys.stdout.flush()
     await stop.wait()
     await node.stop()
@@ -74,10 +74,11 @@ async def _start_unless_stopped(node: Node, stop: asyncio.Event) -> bool:
     return True
 
 
-def ready_line(addresses: list[str], settings: BrokerSettings) -> str:
+def ready_line(addresses: list[str], settings: BrokerSettings, http_address: str | None = None) -> str:
     storage = f"data in {settings.data_dir}" if settings.store == "files" else "data in memory only"
+    http = "" if http_address is None else f"HTTP on http://{http_address}, "
     return (
-        f"Moldau is ready on {', '.join(addresses)}, {storage}. "
+        f"Moldau is ready on {', '.join(addresses)}, {http}{storage}. "
         f"Try it: echo hello | kcat -P -b {addresses[0]} -t greetings\n"
     )
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
+from typing import TYPE_CHECKING
 
 from moldau.broker_lifecycle.manager import BrokerLifecycleManager
 from moldau.controller.channel import NodeToControllerChannel
@@ -54,6 +55,9 @@ from moldau.transactions.producer_id_manager import ProducerIdManager
 from moldau.transactions.state_topic import TRANSACTION_STATE_TOPIC
 from moldau.transactions.verification import TransactionVerifier
 
+if TYPE_CHECKING:
+    from moldau.http.server import HttpServer
+
 log = get_logger(__name__)
 
 CLOSE_GRACE_S = 5.0
@@ -88,6 +92,9 @@ class Node:
         self._dispatcher: Dispatcher | None = None
         self.addresses: tuple[Address, ...] = ()
         """The advertised addresses; empty before the node starts."""
+        self._http: HttpServer | None = None
+        self.http_address: str | None = None
+        """The address of the HTTP server as host:port; None if it is off or the node has not started."""
         self.failure: BaseException | None = None
 
     @property
@@ -107,7 +114,8 @@ class Node:
             self._transaction_verifier,
             self._auto_topic_creation,
         )
-        return sum(each.unexpected_errors for each in counters)
+        http_errors = 0 if self._http is None else self._http.unexpected_errors
+        return sum(each.unexpected_errors for each in counters) + http_errors
 
     async def start(self) -> None:
         """Starts the node and returns when clients are served. If the start fails, closes everything again."""
@@ -124,12 +132,14 @@ class Node:
         if not self._store.had_clean_shutdown and self._store.list_logs():
             log.warning("unclean shutdown: recovering logs and truncating incomplete batches")
         self.addresses = advertised_endpoints(await self._bind(), self._broker_settings.advertised)
+        await self._bind_http()
         meta = await load_or_create(self._platform, self._broker_settings)
         await self._create_components(meta)
         self._exit_stack.push_async_callback(self._close_listeners)
         # From now on other nodes can connect. Clients are served only after this broker is unfenced.
         for listener in self._listeners:
             await listener.serve()
+        await self._serve_http()
         await self._controller.start()
         await self._register()
         self._replication.start()
@@ -149,6 +159,7 @@ class Node:
             addresses=",".join(str(address) for address in self.addresses),
             cluster=meta.cluster_id,
             partitions=len(self._partitions),
+            **({} if self.http_address is None else {"http": self.http_address}),
         )
         self._warn_of_overridden_min_isr()
 
@@ -382,6 +393,8 @@ class Node:
         """Closes all sockets and nothing else, as if the process had ended. Tests use this to kill nodes."""
         for listener in self._listeners:
             listener.abort()
+        if self._http is not None:
+            self._http.abort()
 
     async def _begin_shutdown(self) -> None:
         """Moves leadership to other nodes."""
@@ -411,11 +424,16 @@ class Node:
             self._lifecycle.stop()
         for listener in self._listeners:
             listener.stop()
+        if self._http is not None:
+            self._http.stop()
         self._broker.shutdown_callbacks.close()
         self._groups.stop()
         self._transactions.stop()
         self._transaction_verifier.stop()
-        await asyncio.gather(*(listener.close(CLOSE_GRACE_S) for listener in self._listeners))
+        closing = [listener.close(CLOSE_GRACE_S) for listener in self._listeners]
+        if self._http is not None:
+            closing.append(self._http.close(CLOSE_GRACE_S))
+        await asyncio.gather(*closing)
 
     def _make_limits(self) -> tuple[MemoryPool, PartialFrameLimiter, ConnectionQuotas]:
         """Returns limits for the connections of one listener or several listeners."""
@@ -440,6 +458,25 @@ class Node:
             _, port = await listener.bind(address.host, address.port)
             bound.append(address._replace(port=port))
         return bound
+
+    async def _bind_http(self) -> None:
+        settings = self._broker_settings
+        if settings.http_port < 0:
+            return
+        # A node without an HTTP server does not load this module.
+        from moldau.http.server import HttpServer
+
+        self._http = HttpServer()
+        self._exit_stack.push_async_callback(self._http.close, 0)
+        host, port = await self._http.bind(settings.http_host, settings.http_port)
+        self.http_address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    async def _serve_http(self) -> None:
+        """Opens the HTTP server. It responds to health requests before the node is ready."""
+        if self._http is not None:
+            from moldau.http.context import HttpContext
+
+            await self._http.serve(HttpContext(self._broker))
 
     def _on_connection_opened(self, connection: Connection, listener: str) -> RequestProcessor:
         assert self._dispatcher is not None

@@ -25,6 +25,7 @@ SECTION_STARTS = {
     "group.min.session.timeout.ms": "Consumer groups",
     "transaction.max.timeout.ms": "Transactions",
     "producer.id.expiration.ms": "Log maintenance",
+    "http.port": "HTTP",
     "log.format": "Process",
 }
 """Maps the first setting of each section to the section's title in the documentation, in declaration order."""
@@ -345,6 +346,27 @@ class BrokerSettings:
     )
     log_cleaner_backoff_ms: int = setting(
         15_000, "How long the log cleaner pauses if no log needs compaction.", limits=(1, LONG_MAX), dynamic=True
+    )
+    http_port: int = setting(
+        -1,
+        "Port of the HTTP server: health, and the HTTP API. -1 turns it off; 0 picks a free port.",
+        limits=(-1, 65_535),
+    )
+    http_host: str = setting(
+        "127.0.0.1",
+        "Address that the HTTP server listens on. The default accepts connections from this machine only.",
+        check=lambda host: None if host else "Value must not be empty",
+    )
+    http_request_max_bytes: int = setting(
+        16_777_216, "Maximum size of the body of an HTTP request; a larger one gets status 413.", limits=(1, INT_MAX)
+    )
+    cluster_secret: str = setting(
+        "",
+        "Secret that HTTP requests to /kraft must have in the header X-Cluster-Secret; if empty, they are rejected.",
+        is_sensitive=True,
+    )
+    http_kraft_open: bool = setting(
+        False, "Accept HTTP requests to /kraft without a secret. For tests only: they can depose the quorum leader."
     )
     log_format: str = setting(
         "text", "Format of log lines: `text` for people, `json` for machines.", choices=("text", "json")

@@ -1,7 +1,7 @@
 """Config entries of DescribeConfigs: value, source and synonyms of each setting."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from moldau.settings.broker import BrokerSettings, broker_aliases, broker_definitions, get_value
@@ -130,5 +130,16 @@ def _alias_synonym(alias: Alias, effective: ConfigSynonym) -> ConfigSynonym:
 def _build_entry(
     name: str, definition: SettingDefinition, synonyms: Sequence[ConfigSynonym], *, read_only: bool
 ) -> ConfigEntry:
+    if definition.is_sensitive:
+        synonyms = [replace(each, value=None) for each in synonyms]
     effective = synonyms[0]
-    return ConfigEntry(name, effective.value, effective.source, read_only, definition.type, definition.doc, synonyms)
+    return ConfigEntry(
+        name,
+        effective.value,
+        effective.source,
+        read_only,
+        definition.type,
+        definition.doc,
+        synonyms,
+        is_sensitive=definition.is_sensitive,
+    )

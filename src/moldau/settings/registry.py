@@ -30,6 +30,7 @@ class ConfigType(IntEnum):
     LONG = 5
     DOUBLE = 6
     LIST = 7
+    PASSWORD = 9
 
 
 class Alias(NamedTuple):
@@ -67,6 +68,8 @@ class SettingDefinition:
     """Broker settings only: the section in docs/settings.md and `--help`."""
     dynamic: bool = False
     """Broker settings only: whether the setting can be changed at runtime with AlterConfigs."""
+    is_sensitive: bool = False
+    """Whether the value is secret. DescribeConfigs and `repr` do not show it."""
     check: Callable[[Any], str | None] | None = None
     """An additional check after type, limits and choices. It returns an error message, or None for a valid value."""
 
@@ -76,7 +79,8 @@ def setting(default: T, doc: str, **more: Any) -> T:
 
     The field's annotation is the setting's type, and the field's name with dots is the setting's default name.
     """
-    field: T = dataclasses.field(default=default, metadata={"setting": {"doc": doc, **more}})
+    is_shown = not more.get("is_sensitive", False)
+    field: T = dataclasses.field(default=default, metadata={"setting": {"doc": doc, **more}}, repr=is_shown)
     return field
 
 
@@ -88,6 +92,8 @@ def setting_definitions(settings: type) -> Mapping[str, SettingDefinition]:
         if "setting" in field.metadata:
             declared = {"name": field.name.replace("_", "."), **field.metadata["setting"]}
             type_ = _config_type(field.type, declared.get("limits", (LONG_MIN, LONG_MAX)))
+            if declared.get("is_sensitive"):
+                type_ = ConfigType.PASSWORD
             definitions[declared["name"]] = SettingDefinition(field.name, type_, field.default, **declared)
     return MappingProxyType(definitions)
 

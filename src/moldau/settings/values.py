@@ -77,6 +77,8 @@ def describe_allowed_values(definition: SettingDefinition) -> str:
             return "true or false"
         case ConfigType.LIST:
             return f"a list of: {choices}" if choices else "a list"
+        case ConfigType.PASSWORD:
+            return "text"
         case ConfigType.STRING:
             return f"one of: {choices}" if choices else "text"
     kind = "a number" if definition.type is ConfigType.DOUBLE else "an integer"

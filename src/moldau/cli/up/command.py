@@ -34,6 +34,16 @@ def up(
             max=65_535,
         ),
     ] = None,
+    http_port: Annotated[
+        int | None,
+        option(
+            "--http-port",
+            "PORT",
+            "HTTP port of the first node; the others use the next ports. No HTTP by default.",
+            min=1,
+            max=65_535,
+        ),
+    ] = None,
     data_dir: Annotated[
         Path, typer.Option("--data-dir", metavar="DIR", help="Directory for the data, with a subdirectory per node.")
     ] = Path("moldau-cluster"),
@@ -64,7 +74,7 @@ def up(
     try:
         values = parse_name_values(settings or [], "--set")
         with data_lock(str(data_dir)):
-            plan = make_plan(data_dir, nodes, port, values, write_caching=write_caching)
+            plan = make_plan(data_dir, nodes, port, values, write_caching=write_caching, http_port=http_port)
             for notice in check_host(plan):
                 print_notice(notice)
             write_plan(data_dir, plan)
@@ -107,7 +117,8 @@ async def _wait_all_ready(processes: list[NodeProcess], stop_requested: "asyncio
         node = process.plan
         if not await process.wait_ready():
             raise CommandError(f"Node {node.node_id} failed to start: {process.last_log_line()}")
-        out_console.print(f"node {node.node_id} is up on {node.address}, process {process.pid}")
+        http = "" if node.http_address is None else f", HTTP on http://{node.http_address}"
+        out_console.print(f"node {node.node_id} is up on {node.address}{http}, process {process.pid}")
         starting.remove(node.node_id)
 
     starting = [process.plan.node_id for process in processes]

@@ -22,7 +22,7 @@ CLUSTER_FILE = "cluster.json"
 DEFAULT_PORT = 9092
 VOTERS_MAX = 5
 REPLICAS_MAX = 3
-RESERVED_SETTINGS = ("node.id", "listen", "data.dir", "store", "cluster.id", "controller.quorum.voters")
+RESERVED_SETTINGS = ("node.id", "listen", "data.dir", "store", "cluster.id", "controller.quorum.voters", "http.port")
 """Settings that `moldau up` chooses for each node and rejects in `--set`."""
 
 
@@ -36,6 +36,12 @@ class NodePlan:
     @property
     def address(self) -> str:
         return f"{HOST}:{self.port}"
+
+    @property
+    def http_address(self) -> str | None:
+        """The address of the HTTP server; None if it is off."""
+        settings = self.settings
+        return None if settings.http_port < 0 else f"{settings.http_host}:{settings.http_port}"
 
     @property
     def settings_file(self) -> Path:
@@ -62,7 +68,13 @@ class ClusterPlan:
 
 
 def make_plan(
-    directory: Path, nodes: int, port: int | None, settings: Mapping[str, str], *, write_caching: bool
+    directory: Path,
+    nodes: int,
+    port: int | None,
+    settings: Mapping[str, str],
+    *,
+    write_caching: bool,
+    http_port: int | None = None,
 ) -> ClusterPlan:
     """Plans a new cluster, or the existing one in `directory`. Raises CommandError if the options contradict it."""
     stored = _read_cluster_file(directory)
@@ -86,13 +98,29 @@ def make_plan(
         raise CommandError(
             f"{nodes} nodes starting at port {first_port} need ports above 65535: choose a lower --port."
         )
+    if http_port is not None:
+        _check_http_ports(nodes, first_port, http_port)
     shared = _shared_settings(nodes, first_port, cluster_id, write_caching=write_caching)
     plans = []
     for node_id in range(1, nodes + 1):
         node_port, node_dir = first_port + node_id - 1, directory / f"node-{node_id}"
         own = {"node.id": str(node_id), "listen": f"{HOST}:{node_port}", "data.dir": str(node_dir.absolute())}
+        if http_port is not None:
+            own["http.port"] = str(http_port + node_id - 1)
         plans.append(NodePlan(node_id, node_port, node_dir, _settings({**shared, **settings, **own}, settings)))
     return ClusterPlan(cluster_id, tuple(plans), is_new)
+
+
+def _check_http_ports(nodes: int, first_port: int, http_port: int) -> None:
+    if http_port + nodes - 1 > 65_535:
+        raise CommandError(
+            f"{nodes} nodes starting at HTTP port {http_port} need ports above 65535: choose a lower --http-port."
+        )
+    if abs(http_port - first_port) < nodes:
+        raise CommandError(
+            f"The ports of {nodes} nodes from {first_port} on and their HTTP ports from {http_port} on overlap: choose "
+            f"another --http-port."
+        )
 
 
 def voter_count(nodes: int) -> int:
@@ -140,20 +168,21 @@ def check_host(plan: ClusterPlan) -> list[str]:
                 raise CommandError(f"Node {node.node_id} is already running: {error}.") from None
         if node.pid_file.exists():
             notices.append(f"node {node.node_id} was not shut down cleanly; its logs are recovered on startup")
-        _check_port(node)
+        _check_port(node.port, node.node_id, "--port")
+        if node.http_address is not None:
+            _check_port(node.settings.http_port, node.node_id, "--http-port")
     return notices
 
 
-def _check_port(node: NodePlan) -> None:
+def _check_port(port: int, node_id: int, flag: str) -> None:
     try:
-        bind_once(node.port)
+        bind_once(port)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise CommandError(
-                f"Port {node.port} of node {node.node_id} is in use: stop the process that uses it, or choose "
-                f"another --port."
+                f"Port {port} of node {node_id} is in use: stop the process that uses it, or choose another {flag}."
             ) from None
-        raise CommandError(f"Port {node.port} cannot be used: {error.strerror}.") from None
+        raise CommandError(f"Port {port} cannot be used: {error.strerror}.") from None
 
 
 def write_plan(directory: Path, plan: ClusterPlan) -> None:

@@ -1,0 +1,121 @@
+"""A connection that the HTTP API has taken over: uvicorn's protocol, with limits and timeouts.
+
+This module imports uvicorn. Only `http/app_loader.py` imports it, in a thread.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from uvicorn import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from moldau.http.front_connection import HEAD_TIMEOUT_S
+from moldau.http.request_head import HEAD_BYTES_MAX
+from moldau.observe.logging import ROOT
+
+STALL_TIMEOUT_S = 30.0
+"""How long a client may neither send the next bytes of a request body nor receive bytes of a response."""
+DISCARDED_BYTES_MAX = 64 * 1024 * 1024
+"""How many bytes of a body may follow after the body was rejected as too large. A client that sends its whole body
+before it reads receives the response only if the rest is read."""
+
+
+class AppConnection(HttpToolsProtocol):
+    def __init__(
+        self, config: Config, server_state: ServerState, body_bytes_max: int, on_closed: Callable[[], None]
+    ) -> None:
+        super().__init__(config, server_state, {})
+        self.logger = logging.getLogger(f"{ROOT}.http")
+        self.access_log = False
+        self._body_bytes_max = body_bytes_max
+        self._on_closed = on_closed
+        self._is_in_head = False
+        self._head_bytes = 0
+        self._body_bytes = 0
+        self._last_read_s = 0.0
+        self._read_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_read_timer()
+        self._cancel_write_timer()
+        super().connection_lost(exc)
+        self._on_closed()
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        self._last_read_s = self.loop.time()
+        if self._is_in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._is_in_head and self._head_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
+            self._reject(b"431 Request Header Fields Too Large", b"the head of the request is too large")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._is_in_head, self._head_bytes, self._body_bytes = True, 0, 0
+        self._cancel_read_timer()
+        self._read_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._on_head_timeout)
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head = False
+        self._cancel_read_timer()
+        self._read_timer = self.loop.call_later(STALL_TIMEOUT_S, self._check_read_stall)
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        if self._body_bytes > self._body_bytes_max + DISCARDED_BYTES_MAX:
+            self.transport.abort()
+            return
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._cancel_read_timer()
+        super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._cancel_write_timer()
+        self._write_timer = self.loop.call_later(STALL_TIMEOUT_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._cancel_write_timer()
+        super().resume_writing()
+
+    def _check_read_stall(self) -> None:
+        """Aborts the connection of a client that stopped sending its body. Reading may also be paused by this node."""
+        stalled_s = 0.0 if self.flow.read_paused else self.loop.time() - self._last_read_s
+        if stalled_s >= STALL_TIMEOUT_S:
+            self.transport.abort()
+        else:
+            self._read_timer = self.loop.call_later(STALL_TIMEOUT_S - stalled_s, self._check_read_stall)
+
+    def _on_head_timeout(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self._reject(b"408 Request Timeout", b"the head of the request did not arrive in time")
+        else:
+            # An earlier request on this connection is still in progress, so there is no place for a response.
+            self.transport.abort()
+
+    def _reject(self, status: bytes, detail: bytes) -> None:
+        content = b'{"detail":"' + detail + b'"}'
+        head = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        self.transport.write(head % (status, len(content)) + content)
+        self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        self._reject(b"400 Bad Request", b"the request is malformed")
+
+    def _cancel_read_timer(self) -> None:
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
+
+    def _cancel_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None

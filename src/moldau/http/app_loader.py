@@ -1,0 +1,60 @@
+"""The HTTP API as uvicorn serves it. This module imports FastAPI and uvicorn, so `http/server.py` imports it in a
+thread at the first request for the API."""
+
+import gc
+from collections.abc import Callable
+
+from uvicorn import Config
+from uvicorn.server import ServerState
+
+from moldau.http.app import create_app
+from moldau.http.app_connection import AppConnection
+from moldau.http.context import HttpContext
+from moldau.http.front_connection import IDLE_TIMEOUT_S, FrontConnection
+
+CONCURRENCY_MAX = 1_000
+"""The maximum number of requests in progress, and of connections to the API. Further requests get status 503."""
+
+
+class LoadedApp:
+    def __init__(self, context: HttpContext) -> None:
+        self._context = context
+        self.state = ServerState()
+        """The open connections and the requests in progress."""
+        self._config = Config(
+            create_app(context),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            limit_concurrency=CONCURRENCY_MAX,
+            timeout_keep_alive=int(IDLE_TIMEOUT_S),
+            server_header=False,
+            proxy_headers=False,
+        )
+        self._config.load()
+        if gc.get_freeze_count():
+            # The node does not scan the objects that it has at startup. The API's objects live as long.
+            gc.collect()
+            gc.freeze()
+
+    def take_over(self, front: FrontConnection, on_closed: Callable[[], None]) -> None:
+        """Replaces the protocol of a connection and handles the bytes that were received so far."""
+        transport = front.transport
+        connection = AppConnection(self._config, self.state, self._context.request_bytes_max, on_closed)
+        transport.set_protocol(connection)
+        connection.connection_made(transport)
+        transport.resume_reading()
+        connection.data_received(front.take_received())
+
+    def stop(self) -> None:
+        """Closes idle connections. The others close after their response."""
+        for connection in list(self.state.connections):
+            connection.shutdown()
+
+    def abort(self) -> None:
+        for task in list(self.state.tasks):
+            task.cancel()
+        for connection in list(self.state.connections):
+            assert isinstance(connection, AppConnection)
+            connection.transport.abort()

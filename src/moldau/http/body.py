@@ -1,0 +1,71 @@
+"""JSON request bodies. A body is JSON whatever its Content-Type says, because clients send wrong ones."""
+
+import json
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Depends, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from moldau.http.context import HttpContext
+from moldau.http.errors import HttpError
+
+ModelT = TypeVar("ModelT", bound="RequestBody")
+
+
+class RequestBody(BaseModel):
+    """Base of request bodies. Unknown fields and wrong types are errors."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+def get_context(request: Request) -> HttpContext:
+    context: HttpContext = request.app.state.context
+    return context
+
+
+Context = Annotated[HttpContext, Depends(get_context)]
+
+
+async def read_body(request: Request) -> bytes:
+    """Returns the body. Raises HttpError with status 413 if it is too large."""
+    limit = get_context(request).request_bytes_max
+    error = HttpError(413, f"the body is larger than {limit} bytes (http.request.max.bytes)")
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit:
+        raise error
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit:
+            raise error
+    return bytes(body)
+
+
+def json_body(model: type[ModelT]) -> Callable[[Request], Coroutine[Any, Any, ModelT]]:
+    """Returns a dependency that reads and validates the body. `body_schema` describes the body in OpenAPI."""
+
+    async def parse(request: Request) -> ModelT:
+        data = await read_body(request)
+        try:
+            tree = json.loads(data, parse_constant=_reject_constant)
+        except (ValueError, RecursionError) as error:
+            raise HttpError(400, f"the body is not JSON: {error}") from None
+        try:
+            return model.model_validate(tree)
+        except ValidationError as error:
+            errors = error.errors(include_url=False, include_context=False)
+            raise RequestValidationError([{**each, "loc": ("body", *each["loc"])} for each in errors]) from None
+
+    return parse
+
+
+def _reject_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def body_schema(model: type[RequestBody], example: dict[str, Any]) -> dict[str, Any]:
+    """Returns `openapi_extra` of a route whose body comes from `json_body`."""
+    schema = {**model.model_json_schema(), "example": example}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

@@ -1,0 +1,19 @@
+"""What the handlers of the HTTP API receive: the node's components and the state of the HTTP server."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from moldau.server.api import Broker
+
+
+@dataclass(slots=True, eq=False)
+class HttpContext:
+    broker: Broker
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the node stops. Streams and long polls end then."""
+    unexpected_errors: int = 0
+    """The number of requests that failed with an unexpected exception."""
+
+    @property
+    def request_bytes_max(self) -> int:
+        return self.broker.settings.broker.http_request_max_bytes

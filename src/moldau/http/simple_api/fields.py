@@ -1,0 +1,38 @@
+"""Types of the fields of request bodies. Numbers are also accepted as strings, and ids in both forms."""
+
+import re
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+
+from moldau.settings.registry import INT_MAX, LONG_MAX
+
+_INTEGER = re.compile("-?[0-9]{1,19}", re.ASCII)
+
+
+def parse_number(value: Any) -> Any:
+    """Returns the number that a string stands for. Pydantic rejects all other values that are not integers."""
+    return int(value) if isinstance(value, str) and _INTEGER.fullmatch(value) else value
+
+
+def _check_text(value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError("the text has a lone surrogate, which UTF-8 cannot encode") from None
+    return value
+
+
+def _number_schema(low: int, high: int) -> WithJsonSchema:
+    return WithJsonSchema(
+        {"anyOf": [{"type": "integer", "minimum": low, "maximum": high}, {"type": "string", "pattern": "^-?[0-9]+$"}]}
+    )
+
+
+Text = Annotated[str, AfterValidator(_check_text)]
+Count = Annotated[int, BeforeValidator(parse_number), Field(ge=1, le=INT_MAX), _number_schema(1, INT_MAX)]
+NodeId = Annotated[int, BeforeValidator(parse_number), Field(ge=0, le=INT_MAX), _number_schema(0, INT_MAX)]
+Epoch = Annotated[int, BeforeValidator(parse_number), Field(ge=-1, le=INT_MAX), _number_schema(-1, INT_MAX)]
+LastOffset = Annotated[
+    int, BeforeValidator(parse_number), Field(ge=-1, le=LONG_MAX - 1), _number_schema(-1, LONG_MAX - 1)
+]
