@@ -1,19 +1,39 @@
 """The FastAPI application of a node."""
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 from fastapi import FastAPI
 
 from moldau import __version__
 from moldau.http import health_routes
 from moldau.http.context import HttpContext
 from moldau.http.errors import add_error_handlers
-from moldau.http.simple_api import topics
+from moldau.http.simple_api import quorum, records, topics
 
 
 def create_app(context: HttpContext) -> FastAPI:
     # The pages /docs and /redoc would load their scripts from another host.
-    app = FastAPI(title="Moldau", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(title="Moldau", version=__version__, openapi_url=None, docs_url=None, redoc_url=None)
     app.state.context = context
     add_error_handlers(app, context)
+    _add_openapi(app)
     app.include_router(health_routes.router)
     app.include_router(topics.router)
+    app.include_router(records.router)
+    app.include_router(quorum.router)
     return app
+
+
+def _add_openapi(app: FastAPI) -> None:
+    @app.get("/openapi.json", include_in_schema=False)
+    async def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            # The first call builds the document, which takes too long for the event loop.
+            executor = ThreadPoolExecutor(1, "moldau openapi")
+            try:
+                return await asyncio.get_running_loop().run_in_executor(executor, app.openapi)
+            finally:
+                executor.shutdown(wait=False)
+        return app.openapi()

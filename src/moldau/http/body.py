@@ -11,6 +11,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from moldau.http.context import HttpContext
 from moldau.http.errors import HttpError
 
+RECEIVED_BYTES_MAX = 64 * 1024 * 1024
+"""The maximum size of all bodies that are being received, unless a single body may be larger than half of it."""
+
 ModelT = TypeVar("ModelT", bound="RequestBody")
 
 
@@ -29,17 +32,25 @@ Context = Annotated[HttpContext, Depends(get_context)]
 
 
 async def read_body(request: Request) -> bytes:
-    """Returns the body. Raises HttpError with status 413 if it is too large."""
-    limit = get_context(request).request_bytes_max
+    """Returns the body. Raises HttpError with status 413 if it is too large, and 503 if too many bytes of bodies are
+    being received."""
+    context = get_context(request)
+    limit = context.request_bytes_max
     error = HttpError(413, f"the body is larger than {limit} bytes (http.request.max.bytes)")
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         raise error
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limit:
-            raise error
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            context.received_bytes += len(chunk)
+            if len(body) > limit:
+                raise error
+            if context.received_bytes > max(RECEIVED_BYTES_MAX, 2 * limit):
+                raise HttpError(503, "too many bytes of other requests are being received")
+    finally:
+        context.received_bytes -= len(body)
     return bytes(body)
 
 

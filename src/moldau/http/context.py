@@ -13,6 +13,8 @@ class HttpContext:
     """Set when the node stops. Streams and long polls end then."""
     unexpected_errors: int = 0
     """The number of requests that failed with an unexpected exception."""
+    received_bytes: int = 0
+    """The size of all request bodies that are being received."""
 
     @property
     def request_bytes_max(self) -> int:

@@ -33,7 +33,7 @@ from moldau.platform import Platform
 from moldau.raft.kafka_network_channel import KafkaNetworkChannel
 from moldau.raft.messages import NO_LEADER
 from moldau.raft.quorum_config import QuorumConfig
-from moldau.raft.quorum_state_store import FileQuorumStateStore, MemoryQuorumStateStore
+from moldau.raft.quorum_state_store import FileQuorumStateStore, MemoryQuorumStateStore, QuorumStateStore
 from moldau.raft.raft_client import METADATA_LOG, RaftClient, open_metadata_log
 from moldau.raft.snapshot_store import FileSnapshotStore, MemorySnapshotStore
 from moldau.replication.driver import ReplicaFetcherManager
@@ -346,14 +346,17 @@ class Node:
         directory = f"{broker_settings.data_dir}/{METADATA_LOG}"
         in_memory = broker_settings.store == "memory"
         bootstrap = bootstrap_servers(broker_settings)
+        state_store: QuorumStateStore = MemoryQuorumStateStore()
+        if not in_memory:
+            state_store = FileQuorumStateStore(self._platform.disk, directory, meta.cluster_id)
+            if metadata_log.end_offset == 0:
+                await state_store.create_if_missing()
         return RaftClient(
             broker_settings.node_id,
             # A node without a disk has no directory id, so it cannot be added to the voters.
             None if in_memory else meta.directory_id,
             metadata_log,
-            MemoryQuorumStateStore()
-            if in_memory
-            else FileQuorumStateStore(self._platform.disk, directory, meta.cluster_id),
+            state_store,
             self._platform.clock,
             self._platform.random,
             initial_voters=initial_voters(broker_settings, meta, self.addresses),

@@ -51,6 +51,11 @@ class FileQuorumStateStore:
             )
         return election
 
+    async def create_if_missing(self) -> None:
+        """Creates the file with epoch 0 at the first start of a node. Raises StorageError if this fails."""
+        if read_small_file(self._disk, self._path) is None:
+            await self.save(ElectionState())
+
     async def save(self, election: ElectionState) -> None:
         directory_id = election.voted_directory_id
         content = {

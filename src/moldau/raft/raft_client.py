@@ -5,7 +5,7 @@ are unknown. A full disk is not a failure: the client waits for space.
 """
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TypeVar
 from uuid import UUID
 
@@ -13,12 +13,12 @@ from moldau.errors import InvalidRequestError, RequestTimedOutError, StorageErro
 from moldau.logs.store import Log, LogName, LogStore
 from moldau.platform.clock import Clock
 from moldau.raft import messages as raft
-from moldau.raft.batches import CommittedBatch, values_batch
+from moldau.raft.batches import CommittedBatch, read_committed_batch, values_batch
 from moldau.raft.effect_executor import EffectExecutor
 from moldau.raft.effects import ServeFetch
 from moldau.raft.events import AppendFailed, RequestReceived, SnapshotCreated
 from moldau.raft.leader_state import LeaderState, ReplicaState
-from moldau.raft.log_reader import REPLACE_VOTER_HINT, CommitDelivery, SnapshotListener, load_log_state
+from moldau.raft.log_reader import REPLACE_VOTER_HINT, CommitDelivery, SnapshotListener, load_log_state, read_batches
 from moldau.raft.quorum_config import QuorumConfig
 from moldau.raft.quorum_state import QuorumState
 from moldau.raft.quorum_state_store import QuorumStateStore, check_not_older
@@ -276,6 +276,38 @@ class RaftClient:
         self._executor.check_failure()
         self._executor.check_disk_space()
         return await self._executor.submit(RequestReceived(request))
+
+    # Reading of the committed log
+
+    @property
+    def log_start_offset(self) -> int:
+        return self._state.log.start_offset
+
+    @property
+    def last_leader_epoch(self) -> int:
+        """The epoch of the latest leader that this node knows; 0 if it never knew one."""
+        return self.epoch if self.leader_id != raft.NO_LEADER else max(0, self._state.log.log_end.epoch)
+
+    def read_base_snapshot(self) -> SnapshotContents | None:
+        """Returns the snapshot that ends where the log starts; None if the log starts at offset 0."""
+        oldest = self._snapshots.oldest()
+        return None if oldest is None or not self.log_start_offset else self._snapshots.read(oldest)
+
+    async def committed_batches(self) -> AsyncIterator[CommittedBatch]:
+        """Yields the committed batches from the start of the log on."""
+        async for batch in read_batches(self._log, self.log_start_offset, self.high_watermark):
+            yield read_committed_batch(batch)
+
+    def find_divergence(self, log_end: raft.EpochEndOffset) -> raft.EpochEndOffset | None:
+        """Returns where a log with this end diverges from the log of this node: the end of the largest epoch that is
+        not above its epoch. Returns None if the log does not diverge, or ends before the start of the log."""
+        log = self._state.log
+        if log_end.offset < log.start_offset:
+            return None
+        epoch_end = log.end_offset_for_epoch(log_end.epoch)
+        if epoch_end is None or (epoch_end.epoch == log_end.epoch and epoch_end.offset >= log_end.offset):
+            return None
+        return epoch_end
 
     # Snapshots
 

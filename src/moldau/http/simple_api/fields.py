@@ -15,6 +15,11 @@ def parse_number(value: Any) -> Any:
     return int(value) if isinstance(value, str) and _INTEGER.fullmatch(value) else value
 
 
+def _parse_node_id(value: Any) -> Any:
+    """Also accepts the form `broker-2`."""
+    return parse_number(value.removeprefix("broker-") if isinstance(value, str) else value)
+
+
 def _check_text(value: str) -> str:
     try:
         value.encode()
@@ -31,7 +36,7 @@ def _number_schema(low: int, high: int) -> WithJsonSchema:
 
 Text = Annotated[str, AfterValidator(_check_text)]
 Count = Annotated[int, BeforeValidator(parse_number), Field(ge=1, le=INT_MAX), _number_schema(1, INT_MAX)]
-NodeId = Annotated[int, BeforeValidator(parse_number), Field(ge=0, le=INT_MAX), _number_schema(0, INT_MAX)]
+NodeId = Annotated[int, BeforeValidator(_parse_node_id), Field(ge=0, le=INT_MAX), _number_schema(0, INT_MAX)]
 Epoch = Annotated[int, BeforeValidator(parse_number), Field(ge=-1, le=INT_MAX), _number_schema(-1, INT_MAX)]
 LastOffset = Annotated[
     int, BeforeValidator(parse_number), Field(ge=-1, le=LONG_MAX - 1), _number_schema(-1, LONG_MAX - 1)
