@@ -33,6 +33,9 @@ class AppConnection(HttpToolsProtocol):
         self._on_closed = on_closed
         self._is_in_head = False
         self._head_bytes = 0
+        """The size of the head of the current request, without a first packet that also has other requests."""
+        self._begun_in_packet = 0
+        """The number of requests that start in the current packet."""
         self._body_bytes = 0
         self._last_read_s = 0.0
         self._read_timer: asyncio.TimerHandle | None = None
@@ -48,15 +51,20 @@ class AppConnection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._last_read_s = self.loop.time()
+        is_idle = self.cycle is None or self.cycle.response_complete
         if self._is_in_head:
             self._head_bytes += len(data)
+        self._begun_in_packet = 0
         super().data_received(data)
+        if is_idle and self._is_in_head and self._begun_in_packet == 1:
+            self._head_bytes = len(data)
         if self._is_in_head and self._head_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
             self._reject(b"431 Request Header Fields Too Large", b"the head of the request is too large")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._is_in_head, self._head_bytes, self._body_bytes = True, 0, 0
+        self._begun_in_packet += 1
         self._cancel_read_timer()
         self._read_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._on_head_timeout)
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, TypeVar
 from fastapi import Depends, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, ValidationError
+from starlette.requests import ClientDisconnect
 
 from moldau.http.context import HttpContext
 from moldau.http.errors import HttpError
@@ -49,6 +50,9 @@ async def read_body(request: Request) -> bytes:
                 raise error
             if context.received_bytes > max(RECEIVED_BYTES_MAX, 2 * limit):
                 raise HttpError(503, "too many bytes of other requests are being received")
+    except ClientDisconnect:
+        # Nobody receives this response.
+        raise HttpError(400, "the client disconnected before the end of the body") from None
     finally:
         context.received_bytes -= len(body)
     return bytes(body)
