@@ -7,7 +7,7 @@ import json
 from typing import Any, Protocol
 from uuid import UUID
 
-from moldau.errors import InconsistentClusterIdError, StorageError
+from moldau.errors import CorruptRecordError, InconsistentClusterIdError, StorageError
 from moldau.platform.disk import Disk, read_small_file
 from moldau.raft.epoch_roles import ElectionState
 from moldau.raft.messages import NO_LEADER, NO_VOTE, EpochEndOffset
@@ -40,10 +40,10 @@ class FileQuorumStateStore:
             data = read_small_file(self._disk, self._path)
             if data is None:
                 return ElectionState()
-            cluster_id, election = _parse(data)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            cluster_id, election = parse_quorum_state(data)
+        except (OSError, CorruptRecordError) as error:
             # Fail, because with a default state the node could vote twice in one epoch.
-            raise StorageError(f"{self._path} cannot be read ({_describe(error)}), and {REPAIR_HINT}") from error
+            raise StorageError(f"{self._path} cannot be read ({error}), and {REPAIR_HINT}") from error
         if cluster_id and self._cluster_id and cluster_id != self._cluster_id:
             raise InconsistentClusterIdError(
                 f"{self._path} belongs to cluster {cluster_id}, this node to cluster {self._cluster_id}; "
@@ -91,8 +91,15 @@ def check_not_older(election: ElectionState, log_end: EpochEndOffset) -> None:
         raise StorageError(f"{FILE_NAME} {problem}, but the metadata log has epoch {log_end.epoch}: {REPAIR_HINT}")
 
 
+def parse_quorum_state(data: bytes) -> tuple[str, ElectionState]:
+    """Returns the cluster id and the election state. Raises CorruptRecordError."""
+    try:
+        return _parse(data)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CorruptRecordError(_describe(error)) from error
+
+
 def _parse(data: bytes) -> tuple[str, ElectionState]:
-    """Returns the cluster id and the election state."""
     fields = json.loads(data)
     version = _integer(fields, "data_version")
     if version == 0:

@@ -20,12 +20,16 @@ from moldau.cli.log.files import (
     read_batches,
     read_entries,
 )
+from moldau.cli.log.internal_records import decode_internal_record
+from moldau.cli.log.lines import log_lines, logs_of
 from moldau.cli.parameters import Json
 from moldau.errors import MoldauError
 from moldau.logs.leader_epochs import LeaderEpochCache
 from moldau.logs.producer_state import ProducerStateManager
 from moldau.logs.transaction_index import TransactionIndex
 from moldau.metadata import records as metadata_records
+from moldau.raft.messages import NO_LEADER, NO_VOTE
+from moldau.raft.quorum_state_store import parse_quorum_state
 from moldau.records import control_records as control
 from moldau.records.batch import NO_TIMESTAMP, Batch
 from moldau.records.compression import NAMES
@@ -40,24 +44,65 @@ Line = dict[str, Any]
 def log_dump(
     paths: LogPaths,
     records: Annotated[bool, typer.Option("--records", help="Also decode the records of batches.")] = False,
+    lines: Annotated[
+        bool,
+        typer.Option(
+            "--lines",
+            help="Print one line per record: `offset key payload`, and of the metadata log `offset epoch action body` "
+            "for topics that are created or deleted.",
+        ),
+    ] = False,
     as_json: Json = False,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Maximum number of lines per file.")] = None,
 ) -> None:
-    """Print the contents of log files: batches, records, indexes, producers, leader epochs.
+    r"""Print the contents of log files: batches, records, indexes, producers, leader epochs, quorum state.
 
     Read-only. It can run while the broker is running; the active segment may then end with an incomplete batch.
+
+    With --lines each record is one line whatever its bytes are: a backslash is \\, a newline \n, another control
+    character or a byte that is not UTF-8 \xNN, a space in a key \x20, and a null key or payload \N. Several logs are
+    separated by lines such as `==> orders-0 <==`.
     """
+    if lines:
+        if records or as_json:
+            raise typer.BadParameter("--lines cannot be combined with --records or --json.")
+        _dump_lines(find_log_files(paths), limit)
+        return
     is_damaged = False
     for file in find_log_files(paths):
         if not as_json:
             typer.echo(f"{file.path} ({file.kind.value})")
         try:
             for line in islice(_lines(file, records), limit):
-                is_damaged = is_damaged or not line.get("checksum_is_right", line["is"] != "problem")
+                is_damaged = is_damaged or not line.get("checksum_is_right", "problem" not in line)
                 typer.echo(_format_json(file, line) if as_json else f"  {_format_text(line)}")
         except MoldauError as error:
             is_damaged = True
-            typer.echo(f"{file.path}: {error}. Run `moldau log verify` for advice.", err=True)
+            _print_problem(file, str(error))
+    if is_damaged:
+        raise typer.Exit(1)
+
+
+def _print_problem(file: LogFile, problem: str) -> None:
+    typer.echo(f"{file.path}: {problem}. Run `moldau log verify` for advice.", err=True)
+
+
+def _dump_lines(files: list[LogFile], limit: int | None) -> None:
+    logs = list(logs_of(files))
+    if not logs:
+        raise typer.BadParameter("--lines needs segments: a partition directory, a data directory or .log files.")
+    is_damaged = False
+
+    def report(file: LogFile, problem: str) -> None:
+        nonlocal is_damaged
+        is_damaged = True
+        _print_problem(file, problem)
+
+    for directory, segments in logs:
+        if len(logs) > 1:
+            typer.echo(f"==> {directory.name} <==")
+        for line in islice(log_lines(segments, report), limit):
+            typer.echo(line)
     if is_damaged:
         raise typer.Exit(1)
 
@@ -80,6 +125,8 @@ def _lines(file: LogFile, with_records: bool) -> Iterator[Line]:
         case LogFileKind.EPOCHS:
             for epoch, offset in LeaderEpochCache.from_text(file.path.read_text("utf-8", "replace")):
                 yield {"is": "leader epoch", "epoch": epoch, "start_offset": offset}
+        case LogFileKind.QUORUM_STATE:
+            yield _quorum_state_line(file)
 
 
 def _batch_lines(file: LogFile, with_records: bool) -> Iterator[Line]:
@@ -116,13 +163,31 @@ def _batch_lines(file: LogFile, with_records: bool) -> Iterator[Line]:
 
 def _record_line(file: LogFile, batch: Batch, record: Record) -> Line:
     line: Line = {"is": "record", "offset": record.offset, "timestamp": record.timestamp}
-    if batch.is_control:
-        message = control.decode(record)
-        return line | {"is": "control record", "type": type(message).__name__, "fields": message._asdict()}
-    if file.is_metadata and record.value is not None:
-        decoded = metadata_records.decode(record.value)
-        return line | {"is": "metadata record", "type": type(decoded).__name__, "fields": _json_value(decoded)}
-    return line | {"key": record.key, "value": record.value, "headers": record.headers}
+    plain = {"key": record.key, "value": record.value, "headers": record.headers}
+    try:
+        if batch.is_control:
+            message = control.decode(record)
+            return line | {"is": "control record", "type": type(message).__name__, "fields": message._asdict()}
+        if file.is_metadata and record.value is not None:
+            decoded = metadata_records.decode(record.value)
+            return line | {"is": "metadata record", "type": type(decoded).__name__, "fields": _json_value(decoded)}
+        if (internal := decode_internal_record(file.topic, record)) is not None:
+            return line | {"is": "internal record"} | internal._asdict()
+    except MoldauError as error:
+        return line | plain | {"problem": f"cannot be decoded: {error}"}
+    return line | plain
+
+
+def _quorum_state_line(file: LogFile) -> Line:
+    cluster_id, election = parse_quorum_state(file.path.read_bytes())
+    return {
+        "is": "quorum state",
+        "cluster_id": cluster_id,
+        "leader_id": election.leader_id,
+        "leader_epoch": election.epoch,
+        "voted_id": election.voted_for,
+        "voted_directory_id": election.voted_directory_id,
+    }
 
 
 def _producer_lines(file: LogFile) -> Iterator[Line]:
@@ -175,10 +240,22 @@ def _format_text(line: Line) -> str:
             if line["headers"]:
                 shown = ", ".join(f"{name}={_format_bytes(content)}" for name, content in line["headers"])
                 parts.append(f"headers {shown}")
+            if "problem" in line:
+                parts.append(f"PROBLEM: {line['problem']}")
             return "  ".join(parts).encode("utf-8", "backslashreplace").decode()
         case "control record" | "metadata record":
             fields = " ".join(f"{name}={value}" for name, value in line["fields"].items())
             return f"  {line['offset']}  {_format_time(line['timestamp'])}  {line['type']} {fields}"
+        case "internal record":
+            key, value = (json.dumps(line[name], default=_json_value, ensure_ascii=False) for name in ("key", "value"))
+            text = f"  {line['offset']}  {_format_time(line['timestamp'])}  {line['type']}  key {key}  value {value}"
+            return text.encode("utf-8", "backslashreplace").decode()
+        case "quorum state":
+            leader, voted = line["leader_id"], line["voted_id"]
+            return (
+                f"epoch {line['leader_epoch']}, {'no leader' if leader == NO_LEADER else f'leader {leader}'}, "
+                f"{'no vote' if voted == NO_VOTE else f'voted for {voted}'}, cluster {line['cluster_id'] or 'unknown'}"
+            )
         case "problem":
             return f"  PROBLEM: {line['problem']}"
         case "index entry":

@@ -20,10 +20,14 @@ from moldau.logs.files.file_names import (
     TRANSACTION_INDEX_SUFFIX,
 )
 from moldau.raft.messages import SnapshotId
+from moldau.raft.quorum_state_store import FILE_NAME as QUORUM_STATE_FILE
 from moldau.records.batch import HEADER_SIZE, LOG_OVERHEAD, MAGIC_POSITION, Batch
 
 LogPaths = Annotated[
-    list[Path], typer.Argument(help="Segment, index or snapshot files, partition directories or data directories.")
+    list[Path],
+    typer.Argument(
+        help="Segment, index or snapshot files, the file quorum-state, partition directories or data directories."
+    ),
 ]
 
 OFFSET_ENTRY = struct.Struct(">ii")
@@ -44,6 +48,7 @@ class LogFileKind(enum.Enum):
     TRANSACTION_INDEX = "transaction index"
     PRODUCERS = "producer snapshot"
     EPOCHS = "leader epochs"
+    QUORUM_STATE = "quorum state"
 
 
 class LogFile(NamedTuple):
@@ -68,8 +73,17 @@ class LogFile(NamedTuple):
         return SnapshotId(int(match[1]), int(match[2]))
 
     @property
+    def log_name(self) -> str:
+        """The name of the directory, for example orders-0."""
+        return self.path.resolve().parent.name
+
+    @property
+    def topic(self) -> str:
+        return self.log_name.rpartition("-")[0]
+
+    @property
     def is_metadata(self) -> bool:
-        return self.path.resolve().parent.name.startswith(METADATA_LOG_PREFIX)
+        return self.log_name.startswith(METADATA_LOG_PREFIX)
 
     @property
     def log(self) -> Path:
@@ -80,6 +94,8 @@ class LogFile(NamedTuple):
 def kind_of(path: Path) -> LogFileKind | None:
     if path.name == LEADER_EPOCH_CHECKPOINT:
         return LogFileKind.EPOCHS
+    if path.name == QUORUM_STATE_FILE:
+        return LogFileKind.QUORUM_STATE
     if _BATCHES.fullmatch(path.name):
         return LogFileKind.BATCHES
     if _SNAPSHOT.fullmatch(path.name):
@@ -114,7 +130,8 @@ def find_log_files(paths: Iterable[Path]) -> list[LogFile]:
             if (kind := kind_of(path)) is None:
                 raise typer.BadParameter(
                     f"{path} is not a log file. Log files are 00000000000000000000.log, .index, .timeindex, .txnindex "
-                    f"and .snapshot, 00000000000000000000-0000000000.checkpoint and {LEADER_EPOCH_CHECKPOINT}."
+                    f"and .snapshot, 00000000000000000000-0000000000.checkpoint, {LEADER_EPOCH_CHECKPOINT} and "
+                    f"{QUORUM_STATE_FILE}."
                 )
             files = [LogFile(path, kind)]
         log_files += files

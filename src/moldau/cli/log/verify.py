@@ -28,6 +28,7 @@ from moldau.logs.producer_state import ProducerStateManager
 from moldau.logs.transaction_index import TransactionIndex
 from moldau.metadata import records as metadata_records
 from moldau.raft import snapshot_format
+from moldau.raft.quorum_state_store import REPAIR_HINT, parse_quorum_state
 from moldau.records import control_records as control
 from moldau.records.batch import Batch
 from moldau.records.record import iterate_records
@@ -49,6 +50,7 @@ HINTS = {
     LogFileKind.TRANSACTION_INDEX: "Restart the node: the index is rebuilt when the log is opened.",
     LogFileKind.PRODUCERS: "Stop the node and delete the snapshot: it is rebuilt from the log at the next start.",
     LogFileKind.EPOCHS: "Stop the node and delete the checkpoint: it is rebuilt from the log at the next start.",
+    LogFileKind.QUORUM_STATE: f"The node does not start: {REPAIR_HINT}.",
 }
 
 
@@ -101,6 +103,7 @@ class DirectoryVerifier:
             LogFileKind.TIME_INDEX: self._check_time_index,
             LogFileKind.TRANSACTION_INDEX: self._check_transaction_index,
             LogFileKind.PRODUCERS: self._check_producers,
+            LogFileKind.QUORUM_STATE: self._check_quorum_state,
         }
         order = list(checks)
         for file in sorted(self._files, key=lambda file: (order.index(file.kind), file.path)):
@@ -232,6 +235,10 @@ class DirectoryVerifier:
                     f"producer {state.producer_id} has last offset {state.last_offset}, which is not below "
                     f"the snapshot's {file.base_offset}"
                 )
+
+    def _check_quorum_state(self, file: LogFile) -> Iterator[str]:
+        parse_quorum_state(file.path.read_bytes())
+        yield from ()
 
 
 def log_verify(
