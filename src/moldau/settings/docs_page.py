@@ -18,7 +18,8 @@ The value of a setting comes from, in increasing precedence:
 1. its default,
 2. a TOML file: `moldau serve --config moldau.toml` with `log.retention.ms = 86400000` (tables and quoted
    names also work),
-3. an environment variable: `{environment_variable_name("log.retention.ms")}=86400000`,
+3. an environment variable: `{environment_variable_name("log.retention.ms")}=86400000`; `MAX_SEGMENT_SIZE_BYTES` is
+   `log.segment.bytes`,
 4. a flag: `moldau serve {flag_name("log.retention.ms")} 86400000`; a boolean setting is
    `{flag_name("write.caching")}` or `--no-write-caching`.
 

@@ -22,6 +22,9 @@ IGNORED_VARIABLES = re.compile(
 """Variables that are not settings: options of commands, pipelines and Spark, test options, and the variables that
 Kubernetes sets in every pod for a service named moldau."""
 
+SHORT_VARIABLES = {"MAX_SEGMENT_SIZE_BYTES": "log.segment.bytes"}
+"""Variables without the prefix, with the setting of each. The variable with the prefix overrides them."""
+
 
 class RawSetting(NamedTuple):
     """A setting as written in one source."""
@@ -78,6 +81,9 @@ def flag_name(name: str) -> str:
 
 def _read_environment(environment: Mapping[str, str]) -> Iterable[RawSetting]:
     names = {environment_variable_name(name): name for name in (*broker_definitions(), *broker_aliases())}
+    for variable, name in SHORT_VARIABLES.items():
+        if variable in environment and environment_variable_name(name) not in environment:
+            yield RawSetting(name, environment[variable], f"environment {variable}")
     for variable, text in environment.items():
         if not variable.startswith(ENVIRONMENT_PREFIX) or variable == CONFIG_VARIABLE:
             continue

@@ -54,6 +54,14 @@ def test_toml_tables_lists_and_types(tmp_path: Path) -> None:
     assert settings.topic_defaults.min_cleanable_dirty_ratio == 0.25
 
 
+def test_the_segment_size_has_a_variable_without_prefix() -> None:
+    short = {"MAX_SEGMENT_SIZE_BYTES": "2048"}
+    assert build_settings(environment=short).topic_defaults.segment_bytes == 2048
+    both = short | {"MOLDAU_LOG_SEGMENT_BYTES": "4096"}
+    assert build_settings(environment=both).topic_defaults.segment_bytes == 4096
+    assert "environment MAX_SEGMENT_SIZE_BYTES" in complaint(environment={"MAX_SEGMENT_SIZE_BYTES": "much"})
+
+
 def test_the_config_file_can_be_set_in_the_environment(tmp_path: Path) -> None:
     file = toml(tmp_path, "node.id = 7")
     assert build_settings(environment={"MOLDAU_CONFIG": file}).node_id == 7
