@@ -232,6 +232,15 @@ def test_produce_fails_if_the_topic_does_not_exist(start_broker: StartBroker) ->
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "> ERROR: topic payments does not exist\n")
 
 
+def test_produce_fails_at_the_first_record_that_is_refused(start_broker: StartBroker) -> None:
+    topic = {"topic_name": "orders", "partitions": [{"id": "orders-1"}]}
+    answers = iter([(200, {"topics": [topic]}), (204, None), (413, {"detail": "the record is too large"})])
+    broker = start_broker(lambda *_: next(answers))
+    done = run_script("produce.py", "orders", brokers=broker_list(broker.port), stdin="a\n1\nb\n2\nc\n3\n")
+    assert (done.returncode, done.stdout) == (1, "Key: Payload: > OK\n\nKey: Payload: ")
+    assert done.stderr == "> ERROR: the record is too large\n"
+
+
 def test_consume_prints_each_record_once_and_fails_when_the_topic_is_deleted(start_broker: StartBroker) -> None:
     records = [{"offset": n, "key": f"key{n}" if n else None, "payload": f"payload {n}"} for n in range(5)]
 
