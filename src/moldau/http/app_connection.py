@@ -94,6 +94,14 @@ class AppConnection(HttpToolsProtocol):
         self._cancel_write_timer()
         super().resume_writing()
 
+    def shutdown(self) -> None:
+        """Closes the connection, after the response if a complete request is in progress."""
+        if self.cycle is not None and self.cycle.more_body and not self.cycle.response_started:
+            # The rest of the body may never arrive.
+            self.transport.close()
+        else:
+            super().shutdown()
+
     def _check_read_stall(self) -> None:
         """Aborts the connection of a client that stopped sending its body. Reading may also be paused by this node."""
         stalled_s = 0.0 if self.flow.read_paused else self.loop.time() - self._last_read_s

@@ -1,9 +1,12 @@
 """The HTTP API as uvicorn serves it. This module imports FastAPI and uvicorn, so `http/server.py` imports it in a
 thread at the first request for the API."""
 
+import asyncio
 import gc
 from collections.abc import Callable
 
+from fastapi import FastAPI
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn import Config
 from uvicorn.server import ServerState
 
@@ -16,13 +19,16 @@ CONCURRENCY_MAX = 1_000
 """The maximum number of requests in progress, and of connections to the API. Further requests get status 503."""
 
 
+CANCEL_DELAY_S = 0.5
+
+
 class LoadedApp:
     def __init__(self, context: HttpContext) -> None:
         self._context = context
         self.state = ServerState()
         """The open connections and the requests in progress."""
         self._config = Config(
-            create_app(context),
+            _without_cancellation(create_app(context)),
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -52,9 +58,28 @@ class LoadedApp:
         for connection in list(self.state.connections):
             connection.shutdown()
 
-    def abort(self) -> None:
-        for task in list(self.state.tasks):
+    async def wait_for_requests(self) -> None:
+        """Waits until the requests whose connections are closed have ended. Cancels those that do not end."""
+        if self.state.tasks:
+            await asyncio.wait(self.state.tasks, timeout=CANCEL_DELAY_S)
+        remaining = list(self.state.tasks)
+        for task in remaining:
             task.cancel()
+        await asyncio.gather(*remaining, return_exceptions=True)
+
+    def abort(self) -> None:
         for connection in list(self.state.connections):
             assert isinstance(connection, AppConnection)
             connection.transport.abort()
+
+
+def _without_cancellation(app: FastAPI) -> ASGIApp:
+    """Returns an application that ends when it is cancelled. uvicorn would log the cancellation as an error."""
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await app(scope, receive, send)
+        except asyncio.CancelledError:
+            return
+
+    return run

@@ -152,6 +152,8 @@ class HttpServer:
             timer = asyncio.get_running_loop().call_later(grace_s, self._abort_all)
             await self._all_closed.wait()
             timer.cancel()
+        if self._app is not None:
+            await self._app.wait_for_requests()
 
     def abort(self) -> None:
         """Closes the socket and all connections immediately, as if the process was killed."""
