@@ -89,6 +89,14 @@ def test_the_example_of_a_cluster_runs(tmp_path: Path) -> None:
     assert "orders" in output or "node" in output
 
 
+def test_the_example_of_http_runs(tmp_path: Path) -> None:
+    port = free_ports(2)
+    script = blocks("docs/http.md", "sh")[0].replace("8001", str(port + 1))
+    bootstrap = f"127.0.0.1:{port}"
+    output = run_shell(script, tmp_path, bootstrap, MOLDAU_LISTEN=bootstrap)
+    assert '"payload":"hello"' in output
+
+
 def test_the_example_of_the_simulator_runs(tmp_path: Path) -> None:
     script = blocks("docs/simulator.md", "sh")[0]
     assert "0 seeds failed" in run_shell(script, tmp_path, "")

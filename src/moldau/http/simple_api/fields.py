@@ -28,16 +28,26 @@ def _check_text(value: str) -> str:
     return value
 
 
-def _number_schema(low: int, high: int) -> WithJsonSchema:
+def _number_schema(low: int, high: int, pattern: str) -> WithJsonSchema:
+    """Returns the schema of a number that may be a string. `pattern` matches strings that are surely in the range."""
     return WithJsonSchema(
-        {"anyOf": [{"type": "integer", "minimum": low, "maximum": high}, {"type": "string", "pattern": "^-?[0-9]+$"}]}
+        {"anyOf": [{"type": "integer", "minimum": low, "maximum": high}, {"type": "string", "pattern": pattern}]}
     )
 
 
 Text = Annotated[str, AfterValidator(_check_text)]
-Count = Annotated[int, BeforeValidator(parse_number), Field(ge=1, le=INT_MAX), _number_schema(1, INT_MAX)]
-NodeId = Annotated[int, BeforeValidator(_parse_node_id), Field(ge=0, le=INT_MAX), _number_schema(0, INT_MAX)]
-Epoch = Annotated[int, BeforeValidator(parse_number), Field(ge=-1, le=INT_MAX), _number_schema(-1, INT_MAX)]
+Count = Annotated[
+    int, BeforeValidator(parse_number), Field(ge=1, le=INT_MAX), _number_schema(1, INT_MAX, "^[1-9][0-9]{0,8}$")
+]
+NodeId = Annotated[
+    int, BeforeValidator(_parse_node_id), Field(ge=0, le=INT_MAX), _number_schema(0, INT_MAX, "^(broker-)?[0-9]{1,9}$")
+]
+Epoch = Annotated[
+    int, BeforeValidator(parse_number), Field(ge=-1, le=INT_MAX), _number_schema(-1, INT_MAX, "^(-1|[0-9]{1,9})$")
+]
 LastOffset = Annotated[
-    int, BeforeValidator(parse_number), Field(ge=-1, le=LONG_MAX - 1), _number_schema(-1, LONG_MAX - 1)
+    int,
+    BeforeValidator(parse_number),
+    Field(ge=-1, le=LONG_MAX - 1),
+    _number_schema(-1, LONG_MAX - 1, "^(-1|[0-9]{1,18})$"),
 ]

@@ -7,12 +7,12 @@ import asyncio
 import hmac
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header
+from fastapi import APIRouter, Depends, Header, Request
 from pydantic import BaseModel
 
 from moldau.controller.messages import raise_for_code
 from moldau.errors import CorruptRecordError, OffsetOutOfRangeError
-from moldau.http.body import Context, RequestBody, body_schema, json_body
+from moldau.http.body import Context, RequestBody, body_schema, get_context, json_body
 from moldau.http.errors import HttpError
 from moldau.http.kafka_requests import execute
 from moldau.http.simple_api.fields import Count, Epoch, LastOffset, NodeId
@@ -91,7 +91,9 @@ BODY_ERRORS: dict[int | str, dict[str, Any]] = {
         VoteBody, {"candidate_epoch": 13, "last_offset": 18, "last_offset_epoch": 12, "candidate_id": "2"}
     ),
 )
-async def vote_request(context: Context, body: Annotated[VoteBody, Depends(json_body(VoteBody))]) -> GrantView:
+async def vote_request(
+    context: Context, request: Request, body: Annotated[VoteBody, Depends(json_body(VoteBody))]
+) -> GrantView:
     log_end = _log_end(body.last_offset, body.last_offset_epoch)
     partition = {
         "replica_epoch": body.candidate_epoch,
@@ -102,9 +104,8 @@ async def vote_request(context: Context, body: Annotated[VoteBody, Depends(json_
         "last_offset": log_end.offset,
         "pre_vote": False,
     }
-    broker = context.broker
-    result = await _execute(context, ApiKey.VOTE, VOTE_VERSION, partition)
-    return _view(broker, is_granted=result["vote_granted"])
+    result = await _execute(request, ApiKey.VOTE, VOTE_VERSION, partition)
+    return _view(context.broker, is_granted=result["vote_granted"])
 
 
 @router.post(
@@ -114,10 +115,10 @@ async def vote_request(context: Context, body: Annotated[VoteBody, Depends(json_
     openapi_extra=body_schema(QuorumEpochBody, {"leader_epoch": 1, "leader_id": "3"}),
 )
 async def begin_quorum_epoch(
-    context: Context, body: Annotated[QuorumEpochBody, Depends(json_body(QuorumEpochBody))]
+    context: Context, request: Request, body: Annotated[QuorumEpochBody, Depends(json_body(QuorumEpochBody))]
 ) -> GrantView:
     partition = {"leader_id": body.leader_id, "leader_epoch": body.leader_epoch, "voter_directory_id": None}
-    result = await _execute(context, ApiKey.BEGIN_QUORUM_EPOCH, BEGIN_QUORUM_EPOCH_VERSION, partition)
+    result = await _execute(request, ApiKey.BEGIN_QUORUM_EPOCH, BEGIN_QUORUM_EPOCH_VERSION, partition)
     is_followed = (result["leader_epoch"], result["leader_id"]) == (body.leader_epoch, body.leader_id)
     return _view(context.broker, is_granted=is_followed)
 
@@ -165,8 +166,9 @@ def _log_end(last_offset: int, last_offset_epoch: int) -> EpochEndOffset:
     return EpochEndOffset(NO_EPOCH, 0) if last_offset_epoch < 0 else EpochEndOffset(last_offset_epoch, last_offset + 1)
 
 
-async def _execute(context: Context, api_key: ApiKey, version: int, partition: dict[str, Any]) -> dict[str, Any]:
+async def _execute(request: Request, api_key: ApiKey, version: int, partition: dict[str, Any]) -> dict[str, Any]:
     """Executes a request of the quorum on this node and returns the result for the metadata log."""
+    context = get_context(request)
     broker = context.broker
     leader = next((each for each in broker.quorum.voters if each.node_id == partition.get("leader_id")), None)
     tree = {
@@ -179,7 +181,8 @@ async def _execute(context: Context, api_key: ApiKey, version: int, partition: d
         if leader is None
         else [{"name": each.listener, "host": each.host, "port": each.port} for each in leader.endpoints],
     }
-    response = await execute(context, api_key, version, tree)
+    peer = "" if request.client is None else f"{request.client.host}:{request.client.port}"
+    response = await execute(context, api_key, version, tree, peer)
     raise_for_code(response.get("error_code", 0), response.get("error_message"))
     [topic] = response["topics"]
     [result] = topic["partitions"]

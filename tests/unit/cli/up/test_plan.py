@@ -188,3 +188,26 @@ def test_the_settings_file_has_the_explicit_settings(directory: Path, tmp_path: 
         assert {name: get_value(read, name) for name in read.explicitly_set} == {
             name: get_value(node.settings, name) for name in node.settings.explicitly_set
         }
+
+
+def test_every_node_has_its_own_http_port(directory: Path) -> None:
+    made = make_plan(directory, 3, None, {}, write_caching=False, http_port=8001)
+    assert [node.http_address for node in made.nodes] == ["127.0.0.1:8001", "127.0.0.1:8002", "127.0.0.1:8003"]
+    assert '"http.port" = 8002' in as_toml(made.nodes[1].settings)
+    assert [node.http_address for node in plan(directory).nodes] == [None] * 3
+
+
+@pytest.mark.parametrize("http_port", [9090, 9092, 9094, 65_534])
+def test_http_ports_that_overlap_or_do_not_exist_are_rejected(directory: Path, http_port: int) -> None:
+    with pytest.raises(CommandError, match="--http-port"):
+        make_plan(directory, 3, 9092, {}, write_caching=False, http_port=http_port)
+
+
+def test_an_http_port_in_use_is_rejected(directory: Path, port: int) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        http_port = taken.getsockname()[1]
+        made = make_plan(directory, 1, port, {}, write_caching=False, http_port=http_port)
+        with pytest.raises(CommandError, match=f"Port {http_port} of node 1 is in use.*--http-port"):
+            check_host(made)
