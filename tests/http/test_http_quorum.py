@@ -58,7 +58,13 @@ class LoneVoter:
     def post(self, name: str, body: dict[str, Any], **headers: str) -> httpx.Response:
         url = f"http://127.0.0.1:{self.http_port}/kraft/v1/{name}"
         content_type = {"Content-Type": "application-json"}
-        return httpx.post(url, content=json.dumps(body), headers={**content_type, **headers}, timeout=20)
+        deadline_s = time.monotonic() + 20
+        while True:
+            response = httpx.post(url, content=json.dumps(body), headers={**content_type, **headers}, timeout=20)
+            # HTTP opens before the quorum has loaded its log.
+            if "NOT_CONTROLLER" not in response.text or time.monotonic() > deadline_s:
+                return response
+            time.sleep(0.05)
 
     def quorum_state(self) -> dict[str, Any]:
         return dict(json.loads((self.process.data_dir / "__cluster_metadata-0" / "quorum-state").read_bytes()))

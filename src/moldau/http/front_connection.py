@@ -113,6 +113,8 @@ class FrontConnection(asyncio.Protocol):
         else:
             status, body = 405, {"detail": f"{head.path} supports only GET and HEAD"}
         self._respond(status, body, keep_alive=head.keeps_alive, with_body=head.method != "HEAD")
+        if self._received and not self.transport.is_closing():
+            self._start_timer(HEAD_TIMEOUT_S, self._on_head_timeout)
 
     def take_received(self) -> bytes:
         """Returns the bytes that were received for the HTTP API."""
