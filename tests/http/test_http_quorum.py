@@ -18,6 +18,8 @@ BEGIN = {"leader_epoch": 1, "leader_id": "3"}
 FETCH = {"last_offset": -1, "last_offset_epoch": -1, "max_batch_size": 100, "follower_broker_id": "2"}
 PATHS = {"voteRequest": VOTE, "beginQuorumEpoch": BEGIN, "fetchMetadata": FETCH}
 SECRET = {"X-Cluster-Secret": "s3cret"}
+TIMEOUT_S = 60
+"""Long, because the first request loads the HTTP API, which takes seconds on a busy machine."""
 
 
 class LoneVoter:
@@ -53,14 +55,14 @@ class LoneVoter:
                 time.sleep(0.05)
 
     def health(self) -> dict[str, Any]:
-        return dict(httpx.get(f"http://127.0.0.1:{self.http_port}/healthcheck").json())
+        return dict(httpx.get(f"http://127.0.0.1:{self.http_port}/healthcheck", timeout=TIMEOUT_S).json())
 
     def post(self, name: str, body: dict[str, Any], **headers: str) -> httpx.Response:
         url = f"http://127.0.0.1:{self.http_port}/kraft/v1/{name}"
         content_type = {"Content-Type": "application-json"}
         deadline_s = time.monotonic() + 20
         while True:
-            response = httpx.post(url, content=json.dumps(body), headers={**content_type, **headers}, timeout=20)
+            response = httpx.post(url, content=json.dumps(body), headers={**content_type, **headers}, timeout=TIMEOUT_S)
             # HTTP opens before the quorum has loaded its log.
             if "NOT_CONTROLLER" not in response.text or time.monotonic() > deadline_s:
                 return response
@@ -131,13 +133,13 @@ def test_quorum_state_exists_from_the_first_start(voter: LoneVoter) -> None:
 
 def test_a_node_that_is_not_ready_has_health_and_refuses_data(voter: LoneVoter) -> None:
     base = f"http://127.0.0.1:{voter.http_port}"
-    ready = httpx.get(f"{base}/readyz")
+    ready = httpx.get(f"{base}/readyz", timeout=TIMEOUT_S)
     assert (ready.status_code, ready.headers["retry-after"]) == (503, "1")
     assert "the node is starting" in ready.json()["reasons"]
-    assert httpx.get(f"{base}/livez").status_code == 200
+    assert httpx.get(f"{base}/livez", timeout=TIMEOUT_S).status_code == 200
     for response in (
-        httpx.get(f"{base}/admin/v1/topics"),
-        httpx.post(f"{base}/data/v1/produce", json={"topic_partition": "t-1", "payload": "x"}),
+        httpx.get(f"{base}/admin/v1/topics", timeout=TIMEOUT_S),
+        httpx.post(f"{base}/data/v1/produce", json={"topic_partition": "t-1", "payload": "x"}, timeout=TIMEOUT_S),
         voter.post("fetchMetadata", FETCH),
     ):
         assert (response.status_code, response.headers["retry-after"]) == (503, "1")

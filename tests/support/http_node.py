@@ -9,7 +9,7 @@ class HttpNode:
     def __init__(self, process: BrokerProcess, http_port: int) -> None:
         self.process = process
         self.http_address = f"127.0.0.1:{http_port}"
-        self.client = httpx.Client(base_url=f"http://{self.http_address}", timeout=20)
+        self.client = httpx.Client(base_url=f"http://{self.http_address}", timeout=60)
 
     @property
     def bootstrap(self) -> str:
