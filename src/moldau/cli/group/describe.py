@@ -6,14 +6,12 @@ import typer
 
 from moldau.cli.admin import run_admin
 from moldau.cli.console import make_table, out_console, pluralize, print_table
-from moldau.cli.end_offsets import EndOffsets, list_end_offsets, print_waiting_records
+from moldau.cli.end_offsets import print_waiting_records
 from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Group, IsolationLevel
-from moldau.client.admin.admin import Admin
+from moldau.client.admin.group_offsets import describe_group_lag
 from moldau.client.admin.types import GroupDescription
 from moldau.client.consumer.subscription_state import OffsetAndMetadata
 from moldau.client.record import TopicPartition
-
-GroupState = tuple[GroupDescription, dict[TopicPartition, OffsetAndMetadata], EndOffsets]
 
 
 def group_describe(
@@ -30,17 +28,7 @@ def group_describe(
 
     moldau group describe billing --isolation-level read_committed
     """
-
-    async def operation(admin: Admin) -> GroupState:
-        description = await admin.describe_group(group)
-        committed = await admin.list_group_offsets(group)
-        owned = [each for member in description.members for each in member.assignment]
-        partitions = list(dict.fromkeys([*committed, *owned]))
-        await admin.cluster.refresh(dict.fromkeys(each.topic for each in partitions))
-        existing = [each for each in partitions if admin.cluster.partition_info(each) is not None]
-        return description, committed, await list_end_offsets(admin, existing)
-
-    description, committed, ends = run_admin(operation, bootstrap)
+    description, committed, ends = run_admin(lambda admin: describe_group_lag(admin, group), bootstrap)
     assignor = f", assignor {description.assignor}" if description.assignor else ""
     out_console.print(
         f"{group}: {description.state}, {pluralize(len(description.members), 'member')}{assignor}, "

@@ -9,11 +9,8 @@ from moldau.cli.admin import list_partitions, run_admin
 from moldau.cli.console import CommandError, make_table, out_console, print_notice, print_table, report_results
 from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Group, option, validate_name
 from moldau.client.admin.admin import Admin
-from moldau.client.consumer.offset_lookup import EARLIEST, LATEST
+from moldau.client.admin.group_offsets import OffsetChange, OffsetReset, plan_offset_reset
 from moldau.client.record import TopicPartition
-
-ResetPlan = dict[TopicPartition, tuple[int | None, int]]
-"""The current and the new committed offset of each partition. The current offset is None if it does not exist."""
 
 
 def group_reset(
@@ -49,35 +46,23 @@ def group_reset(
     targets = [to_earliest, to_latest, to_offset is not None, to_time is not None, shift_by is not None]
     if sum(targets) != 1:
         raise typer.BadParameter("use exactly one of --to-earliest, --to-latest, --to-offset, --to-time, --shift-by")
-    time_ms = None if to_time is None else _parse_time_ms(to_time)
+    if to_offset is not None:
+        reset = OffsetReset("offset", to_offset)
+    elif to_time is not None:
+        reset = OffsetReset("time", _parse_time_ms(to_time))
+    elif shift_by is not None:
+        reset = OffsetReset("shift", shift_by)
+    else:
+        reset = OffsetReset("earliest" if to_earliest else "latest")
 
-    async def operation(admin: Admin) -> ResetPlan:
+    async def operation(admin: Admin) -> dict[TopicPartition, OffsetChange]:
         partitions = await list_partitions(admin, topics)
-        committed = await admin.list_group_offsets(group)
-        first = await admin.list_offsets(dict.fromkeys(partitions, EARLIEST))
-        end = await admin.list_offsets(dict.fromkeys(partitions, LATEST))
-        at_time = {} if time_ms is None else await admin.list_offsets(dict.fromkeys(partitions, time_ms))
-        if shift_by is not None:
-            without = [each for each in partitions if each not in committed]
-            partitions = [each for each in partitions if each in committed]
-            if not partitions:
-                raise CommandError(f"{group} has no committed offsets of {', '.join(topics)} to shift.")
-            for each in without:
-                print_notice(f"{each}: no committed offset, skipped")
-        plan: ResetPlan = {}
+        plan = await plan_offset_reset(admin, group, partitions, reset)
+        if not plan:
+            raise CommandError(f"{group} has no committed offsets of {', '.join(topics)} to shift.")
         for each in partitions:
-            current = committed[each].offset if each in committed else None
-            if to_earliest:
-                new = first[each].offset
-            elif to_offset is not None:
-                new = to_offset
-            elif time_ms is not None and each in at_time:
-                new = at_time[each].offset
-            elif shift_by is not None and current is not None:
-                new = current + shift_by
-            else:
-                new = end[each].offset
-            plan[each] = (current, min(max(new, first[each].offset), end[each].offset))
+            if each not in plan:
+                print_notice(f"{each}: no committed offset, skipped")
         return plan
 
     plan = run_admin(operation, bootstrap)

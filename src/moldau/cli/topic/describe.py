@@ -6,9 +6,10 @@ import typer
 
 from moldau.cli.admin import list_partitions, run_admin
 from moldau.cli.console import make_table, out_console, print_table
-from moldau.cli.end_offsets import EndOffsets, list_end_offsets, print_waiting_records
+from moldau.cli.end_offsets import print_waiting_records
 from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Topic
 from moldau.client.admin.admin import Admin
+from moldau.client.admin.group_offsets import EndOffsets, list_end_offsets
 from moldau.client.admin.types import ConfigEntry
 from moldau.client.consumer.offset_lookup import EARLIEST, OffsetAndTimestamp
 from moldau.client.net.metadata import TopicInfo
