@@ -11,6 +11,7 @@ from moldau.http import health_routes
 from moldau.http.context import HttpContext
 from moldau.http.errors import add_error_handlers
 from moldau.http.simple_api import quorum, records, topics
+from moldau.http.v1.app import create_v1_app
 
 
 def create_app(context: HttpContext) -> FastAPI:
@@ -23,6 +24,7 @@ def create_app(context: HttpContext) -> FastAPI:
     app.include_router(topics.router)
     app.include_router(records.router)
     app.include_router(quorum.router)
+    app.mount("/v1", create_v1_app(context))
     return app
 
 

@@ -1,6 +1,7 @@
 """What the handlers of the HTTP API receive: the node's components and the state of the HTTP server."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from moldau.server.api import Broker
@@ -15,6 +16,9 @@ class HttpContext:
     """The number of requests that failed with an unexpected exception."""
     received_bytes: int = 0
     """The size of all request bodies that are being received."""
+
+    close_callbacks: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
+    """Called when the node stops and all HTTP connections are closed."""
 
     @property
     def request_bytes_max(self) -> int:

@@ -154,6 +154,10 @@ class HttpServer:
             timer.cancel()
         if self._app is not None:
             await self._app.wait_for_requests()
+        if self._context is not None:
+            callbacks, self._context.close_callbacks = self._context.close_callbacks, []
+            for callback in callbacks:
+                await callback()
 
     def abort(self) -> None:
         """Closes the socket and all connections immediately, as if the process was killed."""
