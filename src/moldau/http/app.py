@@ -1,10 +1,12 @@
 """The FastAPI application of a node."""
 
 import asyncio
+import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.routing import Mount
 
 from moldau import __version__
 from moldau.http import health_routes
@@ -24,8 +26,15 @@ def create_app(context: HttpContext) -> FastAPI:
     app.include_router(topics.router)
     app.include_router(records.router)
     app.include_router(quorum.router)
-    app.mount("/v1", create_v1_app(context))
+    app.router.routes.append(_mount("/v1", create_v1_app(context)))
     return app
+
+
+def _mount(path: str, app: FastAPI) -> Mount:
+    mount = Mount(path, app=app)
+    # Also match paths with line ends, so that all errors of the mounted application have its format.
+    mount.path_regex = re.compile(mount.path_regex.pattern, re.DOTALL)
+    return mount
 
 
 def _add_openapi(app: FastAPI) -> None:

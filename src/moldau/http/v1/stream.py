@@ -37,6 +37,14 @@ PARTITIONS_MAX = 64
 POLL_RECORDS_MAX = 100
 FETCH_BYTES_MAX = 1024 * 1024
 DURATION_MS_MAX = 24 * 60 * 60 * 1000
+EVENT_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string", "examples": ["0:17"]},
+        "event": {"type": "string", "enum": ["message", "error"]},
+        "data": {"type": "string", "contentMediaType": "application/json"},
+    },
+}
 _EVENT_ID = re.compile(r"[0-9]{1,10}:-?[0-9]{1,19}(?:,[0-9]{1,10}:-?[0-9]{1,19})*", re.ASCII)
 _LINE_END = re.compile("\r\n|\r|\n")
 
@@ -53,12 +61,13 @@ class EventStream(StreamingResponse):
 @router.get(
     "/topics/{topic}/stream",
     summary="Stream records as server-sent events",
-    response_class=EventStream,
+    # A response class without a media type, because errors are JSON.
+    response_class=Response,
     responses={
         200: {
             "description": "One event for each record, with the record as JSON in `data`. An event of the type `error` "
             "ends the stream.",
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
+            "content": {"text/event-stream": {"schema": EVENT_SCHEMA}},
         }
     },
 )
