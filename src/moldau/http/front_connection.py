@@ -97,7 +97,7 @@ class FrontConnection(asyncio.Protocol):
                     self._handle_request(parse_head(bytes(self._received[:end])), end + len(HEAD_END))
         except MalformedRequestError as error:
             self.reject(400, str(error))
-        if not (self._received or self.transport.is_closing()):
+        if not (self._received or self.is_handed_over or self.transport.is_closing()):
             self._start_timer(IDLE_TIMEOUT_S, self.transport.close)
 
     def _handle_request(self, head: RequestHead, size: int) -> None:

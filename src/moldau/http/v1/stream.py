@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Mapping
 from typing import Annotated
+from uuid import UUID
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -17,7 +18,7 @@ from fastapi.responses import StreamingResponse
 from moldau.client.consumer.completed_fetch import READ_COMMITTED, READ_UNCOMMITTED
 from moldau.client.consumer.consumer import Consumer
 from moldau.client.consumer.offset_lookup import EARLIEST, LATEST, list_offsets
-from moldau.client.errors import KafkaError
+from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.net.cluster import Cluster
 from moldau.client.record import ConsumerRecord, TopicPartition
 from moldau.concurrency.tasks import cancel_and_wait
@@ -30,7 +31,7 @@ from moldau.http.v1.records import LogOffsets, resolve_offset
 from moldau.http.v1.state import STREAMS_MAX, State, V1State, missing_leader, missing_partition
 from moldau.settings.registry import INT_MAX, LONG_MAX
 
-KEEP_ALIVE_MS = 10_000
+KEEP_ALIVE_MS = 5_000
 """A comment is sent after this time without records, so that proxies do not close the connection."""
 PARTITIONS_MAX = 64
 """The maximum number of partitions of one stream, because each event has the offsets of all of them."""
@@ -88,7 +89,7 @@ async def stream(
     """Streams records until the client disconnects, the node stops, or `limit` or `timeout_ms` is reached."""
     if offset.isdecimal() and partition is None:
         raise _invalid("query", "offset", "an offset needs a partition")
-    resumed = {} if last_event_id is None else _parse_event_id(last_event_id)
+    resumed = {} if not last_event_id else _parse_event_id(last_event_id)
     found = await state.find_topic(topic)
     indexes = [each.index for each in found.partitions] if partition is None else [partition]
     if len(indexes) > PARTITIONS_MAX:
@@ -112,7 +113,7 @@ async def stream(
         fetch_max_bytes=FETCH_BYTES_MAX,
         max_partition_fetch_bytes=FETCH_BYTES_MAX,
     )
-    source = _EventSource(state, consumer, positions, format, limit, timeout_ms)
+    source = _EventSource(state, found.topic_id, consumer, positions, format, limit, timeout_ms)
     return EventStream(source.events(request), headers={"cache-control": "no-store"})
 
 
@@ -120,6 +121,7 @@ class _EventSource:
     def __init__(
         self,
         state: V1State,
+        topic_id: UUID | None,
         consumer: Consumer,
         positions: Positions,
         form: PayloadFormat,
@@ -127,6 +129,7 @@ class _EventSource:
         timeout_ms: int | None,
     ) -> None:
         self._state = state
+        self._topic_id = topic_id
         self._consumer = consumer
         self._positions = positions
         self._form: PayloadFormat = form
@@ -151,6 +154,8 @@ class _EventSource:
                 records = await self._poll(wait_ms, ended)
                 if records is None:
                     return
+                if not records:
+                    self._check_topic()
                 yield "".join(self._event(each) for each in records) if records else ": keep-alive\n\n"
                 if self._limit == 0 or (deadline is not None and loop.time() >= deadline):
                     return
@@ -175,6 +180,13 @@ class _EventSource:
         if self._limit is not None:
             self._limit -= len(records)
         return records
+
+    def _check_topic(self) -> None:
+        """Raises KafkaError if the topic was deleted. A consumer waits for a topic that may be created again."""
+        name = next(iter(self._positions)).topic
+        topic = self._state.context.broker.metadata.image.topics.get(name)
+        if topic is None or topic.topic_id != self._topic_id:
+            raise KafkaError(ErrorCode.unknown_topic_or_partition, f"topic {name} was deleted")
 
     def _event(self, record: ConsumerRecord) -> str:
         own = TopicPartition(record.topic, record.partition)
