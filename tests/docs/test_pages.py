@@ -97,6 +97,17 @@ def test_the_example_of_http_runs(tmp_path: Path) -> None:
     assert '"payload":"hello"' in output
 
 
+def test_the_example_of_the_http_api_under_v1_runs(tmp_path: Path) -> None:
+    port = free_ports(2)
+    script = blocks("docs/http_v1.md", "sh")[0].replace("8001", str(port + 1))
+    bootstrap = f"127.0.0.1:{port}"
+    output = run_shell(script, tmp_path, bootstrap, MOLDAU_LISTEN=bootstrap)
+    assert '"value":{"base64":"//8="}' in output
+    assert '"total_lag":0' in output
+    assert '"new_offset":0' in output
+    assert '"error":{' not in output
+
+
 def test_the_example_of_the_simulator_runs(tmp_path: Path) -> None:
     script = blocks("docs/simulator.md", "sh")[0]
     assert "0 seeds failed" in run_shell(script, tmp_path, "")

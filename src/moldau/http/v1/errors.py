@@ -26,6 +26,7 @@ FIELDS_MAX = 20
 
 _CODES: Mapping[int, str] = {
     400: "INVALID_REQUEST",
+    403: "FORBIDDEN",
     404: "NOT_FOUND",
     405: "METHOD_NOT_ALLOWED",
     409: "CONFLICT",
@@ -57,11 +58,13 @@ def _describe(description: str) -> dict[str, Any]:
 
 COMMON_ERRORS: dict[int | str, dict[str, Any]] = {
     400: _describe("The request is wrong."),
+    403: _describe("The cluster forbids the request."),
     404: _describe("The topic, partition, group, consumer or broker does not exist."),
     405: _describe("The path does not support this method."),
     422: _describe("A field is unknown, missing or invalid. The error names it."),
     503: _describe("The node is not ready, or a partition has no leader. Retry-After says when to try again."),
     504: _describe("The request did not complete in time. A change may have been made."),
+    507: _describe("The disk of a broker failed or is full."),
 }
 CONFLICT: dict[int | str, dict[str, Any]] = {409: _describe("The object exists, or is in use.")}
 BODY_ERRORS: dict[int | str, dict[str, Any]] = {413: _describe("The body is larger than http.request.max.bytes.")}

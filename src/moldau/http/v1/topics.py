@@ -137,7 +137,7 @@ async def describe_topic(state: State, topic: TopicPath) -> TopicDescriptionView
     )
 
 
-@router.delete("/topics/{topic}", status_code=204, summary="Delete a topic and its records", responses={403: {}})
+@router.delete("/topics/{topic}", status_code=204, summary="Delete a topic and its records")
 async def delete_topic(state: State, topic: TopicPath) -> Response:
     await (await state.client.admin()).delete_topic(topic)
     return Response(status_code=204)
