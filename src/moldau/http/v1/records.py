@@ -2,6 +2,7 @@
 them by offset."""
 
 import asyncio
+from collections.abc import Iterator
 from typing import Annotated, Literal, NamedTuple
 
 from fastapi import APIRouter, Depends, Query, Response
@@ -292,16 +293,25 @@ class _PartitionReader:
             raise fetched.error
         size = 0
         try:
-            for batch in fetched.batches:
-                for record in decode_records(self._source, batch, self.next_offset):
-                    size += record_size(record)
-                    if self.records and (size > self._bytes_max or len(self.records) >= self._records_max):
-                        self.next_offset = record.offset
-                        return
-                    self.records.append(record)
-        except CorruptRecordError as error:
+            for record in decode_fetch(fetched):
+                size += record_size(record)
+                if self.records and (size > self._bytes_max or len(self.records) >= self._records_max):
+                    self.next_offset = record.offset
+                    return
+                self.records.append(record)
+        except KafkaError:
             if not self.records:
-                raise KafkaError(ErrorCode.corrupt_message, f"{self._source}: {error}") from error
+                raise
+            # The next request starts at the corrupt record and gets the error.
             self.next_offset = self.records[-1].offset + 1
             return
         self.next_offset = fetched.next_offset
+
+
+def decode_fetch(fetched: CompletedFetch) -> Iterator[ConsumerRecord]:
+    """Yields the records of a fetch. Raises KafkaError if one is corrupt."""
+    try:
+        for batch in fetched.batches:
+            yield from decode_records(fetched.partition, batch, fetched.position)
+    except CorruptRecordError as error:
+        raise KafkaError(ErrorCode.corrupt_message, f"{fetched.partition}: {error}") from error

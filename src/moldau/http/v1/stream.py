@@ -16,7 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import StreamingResponse
 
 from moldau.client.consumer.completed_fetch import READ_COMMITTED, READ_UNCOMMITTED
-from moldau.client.consumer.consumer import Consumer
+from moldau.client.consumer.fetcher import Fetcher
 from moldau.client.consumer.offset_lookup import EARLIEST, LATEST, list_offsets
 from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.net.cluster import Cluster
@@ -27,7 +27,7 @@ from moldau.http.v1.client import REQUEST_TIMEOUT_MS
 from moldau.http.v1.errors import view_error
 from moldau.http.v1.fields import Format, IsolationLevel, OffsetText, TopicPath
 from moldau.http.v1.payloads import PayloadFormat, write_record
-from moldau.http.v1.records import LogOffsets, resolve_offset
+from moldau.http.v1.records import LogOffsets, decode_fetch, resolve_offset
 from moldau.http.v1.state import STREAMS_MAX, State, V1State, missing_leader, missing_partition
 from moldau.settings.registry import INT_MAX, LONG_MAX
 
@@ -35,7 +35,7 @@ KEEP_ALIVE_MS = 5_000
 """A comment is sent after this time without records, so that proxies do not close the connection."""
 PARTITIONS_MAX = 64
 """The maximum number of partitions of one stream, because each event has the offsets of all of them."""
-POLL_RECORDS_MAX = 100
+EVENTS_PER_CHUNK = 100
 FETCH_BYTES_MAX = 1024 * 1024
 DURATION_MS_MAX = 24 * 60 * 60 * 1000
 EVENT_SCHEMA = {
@@ -106,14 +106,7 @@ async def stream(
     isolation = READ_COMMITTED if isolation_level == "read_committed" else READ_UNCOMMITTED
     partitions = [TopicPartition(topic, index) for index in indexes]
     positions = await state.until_stopping(_start_positions(cluster, partitions, offset, resumed, isolation))
-    consumer = Consumer(
-        cluster=cluster,
-        auto_offset_reset="earliest",
-        isolation_level=isolation_level,
-        fetch_max_bytes=FETCH_BYTES_MAX,
-        max_partition_fetch_bytes=FETCH_BYTES_MAX,
-    )
-    source = _EventSource(state, found.topic_id, consumer, positions, format, limit, timeout_ms)
+    source = _EventSource(state, cluster, found.topic_id, positions, isolation, format, limit, timeout_ms)
     return EventStream(source.events(request), headers={"cache-control": "no-store"})
 
 
@@ -121,17 +114,19 @@ class _EventSource:
     def __init__(
         self,
         state: V1State,
+        cluster: Cluster,
         topic_id: UUID | None,
-        consumer: Consumer,
         positions: Positions,
+        isolation: int,
         form: PayloadFormat,
         limit: int | None,
         timeout_ms: int | None,
     ) -> None:
         self._state = state
+        self._cluster = cluster
         self._topic_id = topic_id
-        self._consumer = consumer
         self._positions = positions
+        self._isolation = isolation
         self._form: PayloadFormat = form
         self._limit = limit
         self._timeout_ms = timeout_ms
@@ -140,23 +135,28 @@ class _EventSource:
         loop = asyncio.get_running_loop()
         ended = [loop.create_task(self._state.context.stopping.wait()), loop.create_task(_wait_for_disconnect(request))]
         self._state.stream_count += 1
+        fetcher = Fetcher(
+            self._cluster,
+            max_bytes=FETCH_BYTES_MAX,
+            partition_max_bytes=FETCH_BYTES_MAX,
+            isolation_level=self._isolation,
+        )
         try:
-            await self._consumer.start()
-            self._consumer.assign(self._positions)
-            for partition, offset in self._positions.items():
-                self._consumer.seek(partition, offset)
+            fetcher.assign(self._positions)
             yield ": connected\n\n"
             deadline = None if self._timeout_ms is None else loop.time() + self._timeout_ms / 1000
             while True:
                 wait_ms = KEEP_ALIVE_MS
                 if deadline is not None:
                     wait_ms = max(0, min(wait_ms, round((deadline - loop.time()) * 1000)))
-                records = await self._poll(wait_ms, ended)
+                records = await self._fetch(fetcher, wait_ms, ended)
                 if records is None:
                     return
+                for start in range(0, len(records), EVENTS_PER_CHUNK):
+                    yield "".join(self._event(each) for each in records[start : start + EVENTS_PER_CHUNK])
                 if not records:
                     self._check_topic()
-                yield "".join(self._event(each) for each in records) if records else ": keep-alive\n\n"
+                    yield ": keep-alive\n\n"
                 if self._limit == 0 or (deadline is not None and loop.time() >= deadline):
                     return
         except KafkaError as error:
@@ -164,20 +164,31 @@ class _EventSource:
         finally:
             self._state.stream_count -= 1
             await cancel_and_wait(*ended)
-            await self._consumer.close(commit=False)
+            await fetcher.close()
 
-    async def _poll(self, wait_ms: int, ended: "list[asyncio.Task[bool]]") -> list[ConsumerRecord] | None:
-        """Returns the next records; None if the stream has ended."""
-        count = POLL_RECORDS_MAX if self._limit is None else min(POLL_RECORDS_MAX, self._limit)
-        poll = asyncio.get_running_loop().create_task(self._consumer.poll(wait_ms, count))
+    async def _fetch(
+        self, fetcher: Fetcher, wait_ms: int, ended: "list[asyncio.Task[bool]]"
+    ) -> list[ConsumerRecord] | None:
+        """Returns the next records, [] after the time, and None if the stream has ended."""
+        fetch = asyncio.get_running_loop().create_task(fetcher.next(wait_ms))
         try:
-            await asyncio.wait([poll, *ended], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([fetch, *ended], return_when=asyncio.FIRST_COMPLETED)
             if any(each.done() for each in ended):
                 return None
-            records = poll.result()
+            fetched = fetch.result()
         finally:
-            await cancel_and_wait(poll)
+            await cancel_and_wait(fetch)
+        records: list[ConsumerRecord] = []
+        for each in fetched:
+            if each.error is not None and each.error.code is ErrorCode.offset_out_of_range:
+                # Retention has deleted the next records. The stream continues at the start of the log.
+                found = await list_offsets(self._cluster, {each.partition: EARLIEST}, timeout_ms=REQUEST_TIMEOUT_MS)
+                fetcher.seek(each.partition, found[each.partition].offset)
+            elif each.error is not None:
+                raise each.error
+            records += decode_fetch(each)
         if self._limit is not None:
+            records = records[: self._limit]
             self._limit -= len(records)
         return records
 
