@@ -72,6 +72,8 @@ class Table:
     title: str
     rows: tuple[Row, ...]
     note: str = ""
+    sides: tuple[str, str] = ("Moldau", "Kafka")
+    """What is compared. The names of `Figures` are those of the default."""
 
 
 OTHERS = Metric("other cores busy", lambda number: f"{number:.2f}", compared=False)
@@ -141,11 +143,12 @@ def markdown_table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def _head(column: Sequence[Cell], with_kafka: bool) -> list[str]:
+def _head(column: Sequence[Cell], sides: tuple[str, str], with_kafka: bool) -> list[str]:
     labels = {cell.metric.label for cell in column}
-    head = [f"{labels.pop()}, Moldau" if len(labels) == 1 else "Moldau"]
+    ours, theirs = sides
+    head = [f"{labels.pop()}, {ours}" if len(labels) == 1 else ours]
     if with_kafka:
-        head.append("Kafka")
+        head.append(theirs)
         if column[0].metric.compared:
             head.append("ratio")
         if any(cell.aim is not None for cell in column):
@@ -167,7 +170,7 @@ def _texts(column: Sequence[Cell], cell: Cell, with_kafka: bool) -> list[str]:
 
 def render_table(table: Table, with_kafka: bool) -> str:
     columns = list(zip(*(row.cells for row in table.rows), strict=True))
-    head = ["", *chain.from_iterable(_head(column, with_kafka) for column in columns)]
+    head = ["", *chain.from_iterable(_head(column, table.sides, with_kafka) for column in columns)]
     body = []
     for row in table.rows:
         pairs = zip(columns, row.cells, strict=True)
@@ -221,7 +224,9 @@ def render_summary(tables: Sequence[Table]) -> str:
                 f"{ratio:.2f} ({case})",
             ]
         )
-    head = ["what", "aim, as a ratio to Kafka", "met", "worst ratio"]
+    others = {table.sides[1] for table in tables}
+    to = f" to {others.pop()}" if len(others) == 1 else ""
+    head = ["what", f"aim, as a ratio{to}", "met", "worst ratio"]
     return f"## Aims: {reached} of {total} met\n\n{markdown_table(head, body)}\n"
 
 

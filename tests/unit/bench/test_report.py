@@ -99,6 +99,13 @@ def test_a_column_of_different_metrics_is_headed_by_the_brokers_alone() -> None:
     assert render_table(Table("Mixed", rows), with_kafka=True).splitlines()[2] == "|  | Moldau | Kafka | ratio |"
 
 
+def test_a_table_can_compare_other_things() -> None:
+    table = Table("Start", (Row("idle", (Cell(CPU, Figures((1.0,), (2.0,)), 1.0),)),), sides=("new", "old"))
+    assert render_table(table, with_kafka=True).splitlines()[2] == "|  | CPU-s/GB, new | old | ratio | aim |"
+    assert "| aim, as a ratio to old |" in render_summary([table])
+    assert "| aim, as a ratio |" in render_summary([table, _table()])
+
+
 @pytest.mark.parametrize("batch_bytes", [16 << 10, 1 << 20])
 @pytest.mark.parametrize("value_bytes", [100, 1024])
 def test_a_built_batch_fills_its_size_without_going_over(value_bytes: int, batch_bytes: int) -> None:
