@@ -11,7 +11,7 @@ import time
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from bench import group_load, raw
+from bench import group_load, http_load, raw
 from bench.transaction_load import CLIENTS, LibrdkafkaLoad, Load
 
 QUEUE_BYTES_MIN = 8 << 20
@@ -19,6 +19,8 @@ RAMP_UP_S = 0.3
 LATENCY_RAMP_UP = 300
 TRANSACTIONS_RAMP_UP = 50
 TRANSACTIONS_RAMP_UP_S = 1.0
+HTTP_RAMP_UP_S = 0.5
+HTTP_SECONDS_MAX = 3600.0
 STALL_S = 60.0
 
 
@@ -40,6 +42,10 @@ class Job:
     """The library of transactional producers."""
     isolation_level: str = "read_committed"
     """For consumers. The default is librdkafka's."""
+    api: str = ""
+    """The HTTP API, see `http_load.py`; `bootstrap` is its address then."""
+    rate_per_s: float = 0.0
+    """The most HTTP requests per second; 0 for no limit."""
 
     def as_json(self) -> str:
         return json.dumps(asdict(self))
@@ -325,6 +331,30 @@ def transaction_end_to_end(job: Job) -> Outcome:
     return Outcome(job.records, time.perf_counter() - began, _cpu_s() - cpu, [seconds * 1000 for seconds in taken])
 
 
+def http(job: Job) -> Outcome:
+    """Sends HTTP requests for `seconds`, each with `records` records. The outcome counts requests."""
+    return asyncio.run(_http(job, until_stopped=False))
+
+
+def http_until_stopped(job: Job) -> Outcome:
+    """Sends HTTP requests until standard input has another line or ends."""
+    return asyncio.run(_http(job, until_stopped=True))
+
+
+async def _http(job: Job, until_stopped: bool) -> Outcome:
+    requests = http_load.requests_of(job.api, job.bootstrap, job.topic, job.records, job.value_bytes)
+    async with http_load.Connections(job.bootstrap, requests, job.connections, job.rate_per_s) as connections:
+        await connections.run(HTTP_RAMP_UP_S)
+        began = _wait_for_start()
+        cpu = _cpu_s()
+        if until_stopped:
+            asyncio.get_running_loop().add_reader(sys.stdin, connections.stop)
+        taken = await connections.run(HTTP_SECONDS_MAX if until_stopped else job.seconds)
+        elapsed = time.perf_counter() - began
+        used = _cpu_s() - cpu
+    return Outcome(len(taken), elapsed, used, [seconds * 1000 for seconds in taken])
+
+
 KINDS = {
     kind.__name__: kind
     for kind in (
@@ -341,6 +371,8 @@ KINDS = {
         transactions,
         transaction_fill,
         transaction_end_to_end,
+        http,
+        http_until_stopped,
     )
 }
 
