@@ -6,6 +6,7 @@ This module imports uvicorn. Only `http/app_loader.py` imports it, in a thread.
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -13,6 +14,7 @@ from uvicorn.server import ServerState
 
 from moldau.http.front_connection import HEAD_TIMEOUT_S
 from moldau.http.request_head import HEAD_BYTES_MAX
+from moldau.http.turn_queue import TurnQueue
 from moldau.observe.logging import ROOT
 
 STALL_TIMEOUT_S = 30.0
@@ -24,11 +26,17 @@ before it reads receives the response only if the rest is read."""
 
 class AppConnection(HttpToolsProtocol):
     def __init__(
-        self, config: Config, server_state: ServerState, body_bytes_max: int, on_closed: Callable[[], None]
+        self,
+        config: Config,
+        server_state: ServerState,
+        turns: TurnQueue,
+        body_bytes_max: int,
+        on_closed: Callable[[], None],
     ) -> None:
         super().__init__(config, server_state, {})
         self.logger = logging.getLogger(f"{ROOT}.http")
         self.access_log = False
+        self._turns = turns
         self._body_bytes_max = body_bytes_max
         self._on_closed = on_closed
         self._is_in_head = False
@@ -48,8 +56,18 @@ class AppConnection(HttpToolsProtocol):
         self._on_closed()
 
     def data_received(self, data: bytes) -> None:
+        # Nothing more is read until these bytes have had their turn, so that the queue stays small.
+        self.transport.pause_reading()
+        self._turns.add(partial(self._process, data))
+
+    def _process(self, data: bytes) -> None:
         if self.transport.is_closing():
             return
+        self._process_request(data)
+        if not (self.flow.read_paused or self.transport.is_closing()):
+            self.transport.resume_reading()
+
+    def _process_request(self, data: bytes) -> None:
         self._last_read_s = self.loop.time()
         is_idle = self.cycle is None or self.cycle.response_complete
         if self._is_in_head:

@@ -14,6 +14,7 @@ from moldau.http.app import create_app
 from moldau.http.app_connection import AppConnection
 from moldau.http.context import HttpContext
 from moldau.http.front_connection import IDLE_TIMEOUT_S, FrontConnection
+from moldau.http.turn_queue import TurnQueue
 
 CONCURRENCY_MAX = 1_000
 """The maximum number of requests in progress, and of connections to the API. Further requests get status 503."""
@@ -27,6 +28,7 @@ class LoadedApp:
         self._context = context
         self.state = ServerState()
         """The open connections and the requests in progress."""
+        self._turns = TurnQueue()
         self._config = Config(
             _without_cancellation(create_app(context)),
             log_config=None,
@@ -47,7 +49,7 @@ class LoadedApp:
     def take_over(self, front: FrontConnection, on_closed: Callable[[], None]) -> None:
         """Replaces the protocol of a connection and handles the bytes that were received so far."""
         transport = front.transport
-        connection = AppConnection(self._config, self.state, self._context.request_bytes_max, on_closed)
+        connection = AppConnection(self._config, self.state, self._turns, self._context.request_bytes_max, on_closed)
         transport.set_protocol(connection)
         connection.connection_made(transport)
         transport.resume_reading()

@@ -9,7 +9,9 @@ from fastapi import APIRouter, Depends, Response
 from pydantic import BaseModel
 
 from moldau.controller.messages import error_from_code
+from moldau.controller.placement import majority_of_brokers
 from moldau.controller.requests import NewTopic
+from moldau.controller.state import LEADER_FOLLOWS_CONTROLLER
 from moldau.controller.topic_names import is_internal, validate_topic_name
 from moldau.errors import InvalidTopicError, TopicExistsError, UnknownTopicOrPartitionError
 from moldau.http.body import Context, RequestBody, body_schema, json_body
@@ -74,13 +76,9 @@ async def create_topic(context: Context, body: Annotated[NewTopicBody, Depends(j
     broker = context.broker
     if name in broker.metadata.committed_image.topics:
         raise _exists(name)
-    broker_count = len(broker.metadata.committed_image.brokers)
-    new = NewTopic(
-        name,
-        body.partition_count,
-        broker_count,
-        configs={"leader.follows.controller": "true", "min.insync.replicas": str(broker_count // 2 + 1)},
-    )
+    min_isr = majority_of_brokers(broker.metadata.committed_image.brokers)
+    configs = {LEADER_FOLLOWS_CONTROLLER: "true", "min.insync.replicas": str(min_isr)}
+    new = NewTopic(name, body.partition_count, configs=configs)
     [created] = await broker.controller_channel.create_topics([new])
     if isinstance(created.error, TopicExistsError):
         raise _exists(name)
