@@ -155,8 +155,7 @@ class BackgroundTasks:
     def on_image_change(self) -> None:
         if self.state.index.leader_count(NO_LEADER) > 0:
             self._start_unclean_elections()
-        if can_controller_lead_more(self.state):
-            self._start_moves_to_controller()
+        self.start_moves_to_controller()
 
     async def wait_until_probed(self) -> None:
         """Waits until no broker is suspected to be dead, but not longer than PROBE_WAIT_MS_MAX. New partitions should
@@ -308,7 +307,7 @@ class BackgroundTasks:
         # A replica that is online again may be the only candidate in an unclean election, or a replica of this
         # controller. Start the elections here, because no metadata record reports that a replica is online again.
         self._start_unclean_elections()
-        self._start_moves_to_controller()
+        self.start_moves_to_controller()
 
     async def _submit_with_retry(self, decide: Callable[[ControllerState], CoordinatorResult[Record, Any]]) -> Any:
         """Submits a decision until it is appended. Raises NotControllerError or RequestTimedOutError if the controller
@@ -328,8 +327,17 @@ class BackgroundTasks:
         while await self._submit_with_retry(lambda state: balance_partition_leaders(state)):
             pass
 
-    def _start_moves_to_controller(self) -> None:
-        self._start_task("move to controller", self._move_leaders_to_controller)
+    def start_moves_to_controller(self) -> None:
+        """Starts a task that moves leaders to this node (leader.follows.controller), if it can lead more partitions.
+
+        A controller that has just started waits for a heartbeat of its own broker. Until that broker registers, the
+        metadata shows its previous incarnation, which must not replace a live leader.
+        """
+        if can_controller_lead_more(self.state):
+            broker = self.state.image.brokers[self._node_id]
+            session = self.heartbeat_manager.session_of(self._node_id, broker.epoch)
+            if session is not None and session.heartbeat_count > 0:
+                self._start_task("move to controller", self._move_leaders_to_controller)
 
     async def _move_leaders_to_controller(self) -> None:
         while await self._submit_with_retry(lambda state: move_leaders_to_controller(state)):

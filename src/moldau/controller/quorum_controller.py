@@ -275,6 +275,8 @@ class QuorumController:
             self._readiness_changed.notify_all()
         notifications = self._readiness_changed.count
         outcome = await self._process_heartbeat(tasks, beat)
+        if beat.broker_id == self._node_id:
+            tasks.start_moves_to_controller()
         # Respond well before the broker's timeout for heartbeats, which is two intervals.
         deadline_ms = now_ms + self._settings.static.broker_heartbeat_interval_ms // 2
         while _is_waiting_for_others(beat, outcome):

@@ -434,6 +434,23 @@ def test_a_new_controller_leads_after_the_death_of_the_previous_one() -> None:
     run_on_virtual_time(scenario)
 
 
+def test_a_restarted_controller_does_not_lead_before_its_broker_registers() -> None:
+    async def scenario(cluster: ControllerCluster) -> None:
+        await cluster.boot(1, 2, 3)
+        await with_topic(cluster, [1, 2, 3], configs=FOLLOWS)
+        await cluster.nodes[3].kill()
+        node = cluster.add(3)
+        cluster.elect(3)
+        # The metadata shows the previous incarnation of broker 3, which is not fenced and in the ISR.
+        await cluster.pass_ms(500)
+        assert (orders(cluster).leader, orders(cluster).leader_epoch) == (1, 0)
+        await node.start()
+        await node.lifecycle.wait_until_active()
+        assert (orders(cluster).leader, orders(cluster).leader_epoch, orders(cluster).isr) == (1, 0, (1, 2))
+
+    run_on_virtual_time(scenario)
+
+
 def test_a_broker_that_joins_a_running_cluster_gets_replicas() -> None:
     async def scenario(cluster: ControllerCluster) -> None:
         await cluster.boot(1, 2)
