@@ -185,6 +185,17 @@ def test_an_idle_connection_is_closed(broker: Broker, monkeypatch: pytest.Monkey
         assert used.is_closed()
 
 
+def test_a_connection_that_is_handed_over_is_not_idle(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    with RawConnection(address(broker)) as loading:
+        assert loading.request("GET", "/admin/v1/topics").status == 200
+    monkeypatch.setattr(front_connection, "IDLE_TIMEOUT_S", 0.2)
+    with RawConnection(address(broker)) as used, RawConnection(address(broker)) as idle:
+        # The API is loaded, so the first request hands the connection over at once.
+        assert used.request("GET", "/admin/v1/topics").status == 200
+        assert idle.is_closed()
+        assert used.request("GET", "/admin/v1/topics").status == 200
+
+
 def test_a_body_that_stalls_ends_its_connection(connection: RawConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app_connection, "STALL_TIMEOUT_S", 0.2)
     connection.send(request_bytes("POST", "/admin/v1/topics", TOPIC)[:-5])
