@@ -177,6 +177,36 @@ def test_a_record_over_the_topics_limit_gets_413(node: HttpNode) -> None:
     assert response.json()["detail"]
 
 
+def test_a_body_with_too_many_values_gets_413(node: HttpNode) -> None:
+    response = node.client.post(PRODUCE, content=b"[" + b"[]," * 500_001 + b"[]]")
+    assert response.status_code == 413
+    assert "JSON values" in response.json()["detail"]
+
+
+def test_separators_in_strings_are_not_values(node: HttpNode) -> None:
+    assert post(node, PRODUCE, payload='",[{\\' * 120_000).status_code == 204
+
+
+def test_many_unknown_fields_are_not_all_named(node: HttpNode) -> None:
+    response = post(node, PRODUCE, **{f"field{number}": 1 for number in range(50_000)})
+    assert response.status_code == 422
+    assert [each["loc"][1] for each in response.json()["detail"]] == [f"field{number}" for number in range(20)]
+
+
+@pytest.mark.parametrize("name", ["x" * 100_000, "-" * 100_000])
+def test_a_long_name_is_not_repeated(node: HttpNode, name: str) -> None:
+    response = post(node, CREATE, topic_name=name)
+    assert (response.status_code, len(response.content) < 2_000) == (400, True)
+    response = post(node, PRODUCE, topic_partition=f"{name}-1")
+    assert (response.status_code, len(response.content) < 2_000) == (404, True)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "latin-1"])
+def test_a_body_that_is_not_utf_8_gets_400(node: HttpNode, encoding: str) -> None:
+    content = '{"topic_partition": "bad-1", "payload": "\u00e9"}'.encode(encoding)
+    assert node.client.post(PRODUCE, content=content).status_code == 400
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [("GET", "/", 404), ("GET", "/data/v1/produce", 405), ("PUT", CREATE, 405), ("POST", "/admin/v1/topics/x", 405)],

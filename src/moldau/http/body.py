@@ -1,7 +1,8 @@
 """JSON request bodies. A body is JSON whatever its Content-Type says, because clients send wrong ones."""
 
 import json
-from collections.abc import Callable, Coroutine
+import re
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
@@ -13,7 +14,14 @@ from moldau.http.context import HttpContext
 from moldau.http.errors import HttpError
 
 RECEIVED_BYTES_MAX = 64 * 1024 * 1024
-"""The maximum size of all bodies that are being received, unless a single body may be larger than half of it."""
+"""The maximum size of the bodies of all requests in progress, unless a single body may be larger than half of it."""
+JSON_VALUES_MAX = 500_000
+"""The maximum number of JSON values in a body. Parsing blocks the event loop, for seconds if there are millions."""
+ERRORS_MAX = 20
+"""The maximum number of invalid fields that a response names."""
+
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+_SEPARATORS = ",[{"
 
 ModelT = TypeVar("ModelT", bound="RequestBody")
 
@@ -33,8 +41,8 @@ Context = Annotated[HttpContext, Depends(get_context)]
 
 
 async def read_body(request: Request) -> bytes:
-    """Returns the body. Raises HttpError with status 413 if it is too large, and 503 if too many bytes of bodies are
-    being received."""
+    """Returns the body, which counts as received until `release_body`. Raises HttpError with status 413 if it is too
+    large, and 503 if the bodies of all requests in progress have too many bytes."""
     context = get_context(request)
     limit = context.request_bytes_max
     error = HttpError(413, f"the body is larger than {limit} bytes (http.request.max.bytes)")
@@ -49,31 +57,58 @@ async def read_body(request: Request) -> bytes:
             if len(body) > limit:
                 raise error
             if context.received_bytes > max(RECEIVED_BYTES_MAX, 2 * limit):
-                raise HttpError(503, "too many bytes of other requests are being received")
-    except ClientDisconnect:
-        # Nobody receives this response.
-        raise HttpError(400, "the client disconnected before the end of the body") from None
-    finally:
-        context.received_bytes -= len(body)
+                raise HttpError(503, "other requests in progress have too many bytes")
+    except BaseException as failure:
+        release_body(context, body)
+        if isinstance(failure, ClientDisconnect):
+            # Nobody receives this response.
+            raise HttpError(400, "the client disconnected before the end of the body") from None
+        raise
     return bytes(body)
 
 
-def json_body(model: type[ModelT]) -> Callable[[Request], Coroutine[Any, Any, ModelT]]:
+def release_body(context: HttpContext, body: bytes | bytearray) -> None:
+    context.received_bytes -= len(body)
+
+
+def json_body(model: type[ModelT]) -> Callable[[Request], AsyncIterator[ModelT]]:
     """Returns a dependency that reads and validates the body. `body_schema` describes the body in OpenAPI."""
 
-    async def parse(request: Request) -> ModelT:
+    async def parse(request: Request) -> AsyncIterator[ModelT]:
         data = await read_body(request)
         try:
-            tree = json.loads(data, parse_constant=_reject_constant)
-        except (ValueError, RecursionError) as error:
-            raise HttpError(400, f"the body is not JSON: {error}") from None
-        try:
-            return model.model_validate(tree)
-        except ValidationError as error:
-            errors = error.errors(include_url=False, include_context=False)
-            raise RequestValidationError([{**each, "loc": ("body", *each["loc"])} for each in errors]) from None
+            yield _validate(model, data)
+        finally:
+            release_body(get_context(request), data)
 
     return parse
+
+
+def _validate(model: type[ModelT], data: bytes) -> ModelT:
+    try:
+        text = data.decode("utf-8-sig")
+        _check_value_count(text)
+        tree = json.loads(text, parse_constant=_reject_constant)
+    except (ValueError, RecursionError) as error:
+        raise HttpError(400, f"the body is not JSON: {error}") from None
+    known = [field.alias or name for name, field in model.model_fields.items()]
+    if isinstance(tree, dict) and len(tree) > len(known) + ERRORS_MAX:
+        # Pydantic would report all unknown fields, which can be very many.
+        unknown = [name for name in tree if name not in known][:ERRORS_MAX]
+        tree = {name: tree[name] for name in [*known, *unknown] if name in tree}
+    try:
+        return model.model_validate(tree)
+    except ValidationError as error:
+        errors = error.errors(include_url=False, include_context=False)[:ERRORS_MAX]
+        raise RequestValidationError([{**each, "loc": ("body", *each["loc"])} for each in errors]) from None
+
+
+def _check_value_count(text: str) -> None:
+    """Raises HttpError with status 413 if the text has too many JSON values. Texts in strings are one value each."""
+    if len(text) <= JSON_VALUES_MAX or sum(map(text.count, _SEPARATORS)) <= JSON_VALUES_MAX:
+        return
+    if sum(map(_STRING.sub("", text).count, _SEPARATORS)) > JSON_VALUES_MAX:
+        raise HttpError(413, f"the body has more than {JSON_VALUES_MAX} JSON values")
 
 
 def _reject_constant(name: str) -> None:

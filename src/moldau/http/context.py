@@ -15,7 +15,7 @@ class HttpContext:
     unexpected_errors: int = 0
     """The number of requests that failed with an unexpected exception."""
     received_bytes: int = 0
-    """The size of all request bodies that are being received."""
+    """The size of the bodies of all requests in progress."""
 
     close_callbacks: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     """Called when the node stops and all HTTP connections are closed."""

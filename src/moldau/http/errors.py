@@ -13,6 +13,8 @@ from moldau.http.context import HttpContext
 from moldau.http.health import RETRY_AFTER_S
 
 RETRY_HEADERS = {"retry-after": str(RETRY_AFTER_S)}
+DETAIL_LENGTH_MAX = 1_000
+"""Errors may contain names from the request, which have any length."""
 
 
 class HttpError(Exception):
@@ -33,7 +35,7 @@ def add_error_handlers(app: FastAPI, context: HttpContext) -> None:
     @app.exception_handler(MoldauError)
     async def on_domain_error(request: Request, error: MoldauError) -> JSONResponse:
         status = error_status(error)
-        detail = error_message(error) or type(error).__name__
+        detail = (error_message(error) or type(error).__name__)[:DETAIL_LENGTH_MAX]
         if status == MISDIRECTED:
             leader_id = error.leader_id if isinstance(error, NotLeaderOrFollowerError | FencedLeaderEpochError) else -1
             if leader_id < 0 or leader_id == context.broker.broker_id:
