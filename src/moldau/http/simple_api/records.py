@@ -1,5 +1,7 @@
 """`/data/v1`: produces one record and consumes records of one partition, on the leader of the partition."""
 
+import json
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -37,7 +39,10 @@ PRODUCE_VERSION, FETCH_VERSION = 12, 12
 PRODUCE_TIMEOUT_MS = 30_000
 FETCH_BYTES_MAX = 1024 * 1024
 RESPONSE_BYTES_MAX = 16 * 1024 * 1024
-"""A response has no further batch after this many bytes of records, whatever `max_batch_size` is."""
+"""A response has no further record after this many bytes of records, whatever `max_batch_size` is."""
+RECORD_OVERHEAD_BYTES = 100
+"""What a record counts besides its key and payload, because many small records also take memory and time."""
+RECORDS_PER_ITERATION = 500
 PARTITION_LENGTH_MAX = 10
 
 log = get_logger("http")
@@ -112,21 +117,27 @@ async def produce(context: Context, body: Annotated[ProduceBody, Depends(json_bo
 
 @router.post(
     "/consume",
+    response_model=ConsumedRecords,
     responses=BODY_ERRORS,
     openapi_extra=body_schema(
         ConsumeBody, {"topic_partition": "testtopic-1", "last_offset": -1, "max_batch_size": 100}
     ),
 )
-async def consume(context: Context, body: Annotated[ConsumeBody, Depends(json_body(ConsumeBody))]) -> ConsumedRecords:
+async def consume(context: Context, body: Annotated[ConsumeBody, Depends(json_body(ConsumeBody))]) -> Response:
     partition = parse_topic_partition(body.topic_partition)
     require_partition_leader(context, *partition)
-    records = await _read(context, partition, body.last_offset + 1, body.max_batch_size)
-    return ConsumedRecords(
-        last_offset=records[-1].offset if records else body.last_offset,
-        records=[
-            RecordView(offset=each.offset, key=_to_text(each.key), payload=_to_text(each.value)) for each in records
-        ],
-    )
+    collector = RecordCollector(body.max_batch_size)
+    next_offset = await _read(context, partition, body.last_offset + 1, collector)
+    last_offset = collector.records[-1].offset if collector.records else body.last_offset
+    if collector.is_full and not collector.records:
+        # So many batches have no committed records that the next request must continue after them.
+        last_offset = next_offset - 1
+    parts = []
+    for start in range(0, len(collector.records), RECORDS_PER_ITERATION):
+        part = collector.records[start : start + RECORDS_PER_ITERATION]
+        parts.append(await context.broker.cpu_budget.run(partial(_write_records, part)))
+    content = f'{{"last_offset":{last_offset},"records":[{",".join(parts)}]}}'
+    return Response(content, media_type="application/json")
 
 
 def parse_topic_partition(text: str) -> LogName:
@@ -174,11 +185,38 @@ def result_error(result: Any) -> MoldauError | None:
     return error
 
 
-async def _read(context: HttpContext, partition: LogName, offset: int, count_max: int) -> list[Record]:
-    """Returns committed records from `offset` on. After a deletion of records, starts at the start of the log."""
-    records: list[Record] = []
-    bytes_left = RESPONSE_BYTES_MAX
-    while len(records) < count_max and bytes_left > 0:
+class RecordCollector:
+    """Collects the records of a response until there are enough of them."""
+
+    def __init__(self, count_max: int, bytes_max: int = RESPONSE_BYTES_MAX) -> None:
+        self._count_max = count_max
+        self._bytes_left = bytes_max
+        self.records: list[Record] = []
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.records) >= self._count_max or self._bytes_left <= 0
+
+    def add(self, batch: Batch, offset: int) -> None:
+        """Adds the records of a batch from `offset` on."""
+        for record in iterate_records(batch):
+            if self.is_full:
+                return
+            if record.offset >= offset:
+                self.records.append(record)
+                self._bytes_left -= RECORD_OVERHEAD_BYTES + len(record.key or b"") + len(record.value or b"")
+
+    def skip(self, size: int) -> None:
+        """Counts bytes of the log that have no committed records."""
+        self._bytes_left -= size
+
+
+async def _read(context: HttpContext, partition: LogName, offset: int, collector: RecordCollector) -> int:
+    """Collects committed records from `offset` on. After a deletion of records, starts at the start of the log.
+
+    Returns the offset after the batches that were read.
+    """
+    while not collector.is_full:
         response = await _fetch(context, partition, offset)
         error = result_error(response)
         if isinstance(error, OffsetOutOfRangeError):
@@ -190,39 +228,30 @@ async def _read(context: HttpContext, partition: LogName, offset: int, count_max
         if error is not None:
             raise error
         data = response["records"].read()
-        next_offset = await _decode(context, partition, response, data, offset, count_max, records)
+        next_offset = await _decode(context, partition, response, data, offset, collector)
         if next_offset == offset:
             break
-        offset, bytes_left = next_offset, bytes_left - len(data)
-    return records
+        offset = next_offset
+        if not collector.records:
+            collector.skip(len(data))
+    return offset
 
 
 async def _decode(
-    context: HttpContext,
-    partition: LogName,
-    response: Any,
-    data: bytes,
-    offset: int,
-    count_max: int,
-    records: list[Record],
+    context: HttpContext, partition: LogName, response: Any, data: bytes, offset: int, collector: RecordCollector
 ) -> int:
-    """Adds the records of a Fetch response to `records`. Returns the offset of the next fetch."""
+    """Adds the records of a Fetch response to the collector. Returns the offset of the next fetch."""
     aborted = [Message(**each) for each in response.get("aborted_transactions") or ()]
     fetched = Message(records=memoryview(data), aborted_transactions=aborted)
     parsed = parse_batches(TopicPartition(*partition), fetched, offset, READ_COMMITTED)
     if parsed.error is not None:
         raise CorruptRecordError(str(parsed.error))
     for batch in parsed.batches:
-        # Decompression takes long, so it shares the event loop with other requests.
-        decoded = await context.broker.cpu_budget.run(partial(_records, batch))
-        records += [each for each in decoded if each.offset >= offset][: count_max - len(records)]
-        if len(records) >= count_max:
+        if collector.is_full:
             break
+        # Decompression takes long, so it shares the event loop with other requests.
+        await context.broker.cpu_budget.run(partial(collector.add, batch, offset))
     return parsed.next_offset
-
-
-def _records(batch: Batch) -> list[Record]:
-    return list(iterate_records(batch))
 
 
 async def _fetch(context: HttpContext, partition: LogName, offset: int) -> Any:
@@ -244,6 +273,14 @@ async def _fetch(context: HttpContext, partition: LogName, offset: int) -> Any:
     return result
 
 
-def _to_text(data: bytes | None) -> str | None:
-    """Returns the text of a key or payload. Bytes that are not UTF-8 become replacement characters."""
-    return None if data is None else data.decode(errors="replace")
+def _write_records(records: Sequence[Record]) -> str:
+    """Returns the records as JSON objects with commas between them."""
+    return ",".join(
+        f'{{"offset":{each.offset},"key":{_write_text(each.key)},"payload":{_write_text(each.value)}}}'
+        for each in records
+    )
+
+
+def _write_text(data: bytes | None) -> str:
+    """Returns a key or payload as JSON. Bytes that are not UTF-8 become replacement characters."""
+    return "null" if data is None else json.dumps(data.decode(errors="replace"), ensure_ascii=False)
