@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from moldau.testing import Broker
 from support.broker_process import BrokerProcess, free_port
 from support.broker_process_cluster import as_environment
 from support.http_node import HttpNode
@@ -45,7 +46,7 @@ class LoneVoter:
 
     def start(self) -> None:
         self.process.spawn()
-        deadline_s = time.monotonic() + 20
+        deadline_s = time.monotonic() + TIMEOUT_S
         while True:
             try:
                 assert self.health()["leader_broker_id"] == -1
@@ -60,7 +61,7 @@ class LoneVoter:
     def post(self, name: str, body: dict[str, Any], **headers: str) -> httpx.Response:
         url = f"http://127.0.0.1:{self.http_port}/kraft/v1/{name}"
         content_type = {"Content-Type": "application-json"}
-        deadline_s = time.monotonic() + 20
+        deadline_s = time.monotonic() + TIMEOUT_S
         while True:
             response = httpx.post(url, content=json.dumps(body), headers={**content_type, **headers}, timeout=TIMEOUT_S)
             # HTTP opens before the quorum has loaded its log.
@@ -97,6 +98,15 @@ def test_a_secret_that_is_not_ascii_gets_403(node: HttpNode) -> None:
     headers = {b"X-Cluster-Secret": "š3cret".encode()}
     response = node.client.post("/kraft/v1/voteRequest", json=VOTE, headers=headers)  # type: ignore[arg-type]
     assert response.status_code == 403
+
+
+def test_a_secret_beyond_ascii_is_sent_as_utf_8(only_moldau: None) -> None:
+    with Broker(settings={"http.port": "0", "cluster.secret": "žluť"}) as broker:
+        url = f"http://{broker.node.http_address}/kraft/v1/fetchMetadata"
+        for secret, status in (("žluť", 200), ("zlut", 403)):
+            headers = {b"X-Cluster-Secret": secret.encode()}
+            response = httpx.post(url, json=PATHS["fetchMetadata"], headers=headers, timeout=60)  # type: ignore[arg-type]
+            assert response.status_code == status
 
 
 def test_without_a_configured_secret_every_request_gets_403(only_moldau: None, tmp_path: Path) -> None:
@@ -244,11 +254,10 @@ def test_a_log_that_diverges_gets_epoch_and_offset(node: HttpNode, offset: int, 
 
 
 def test_the_start_of_a_compacted_log_comes_from_its_snapshot(only_moldau: None, tmp_path: Path) -> None:
-    http_port = free_port()
-    settings = ("--http-port", str(http_port), "--http-kraft-open")
+    settings = ("--http-port", "0", "--http-kraft-open")
     snapshots = ("--metadata-log-max-record-bytes-between-snapshots", "1000")
     with BrokerProcess(tmp_path / "data", *settings, *snapshots) as process:
-        node = HttpNode(process, http_port)
+        node = HttpNode(process)
         node.create_topic("kept", 2)
         node.create_topic("removed", 1)
         for number in range(12):
@@ -271,7 +280,7 @@ def test_the_start_of_a_compacted_log_comes_from_its_snapshot(only_moldau: None,
 
 def wait_for_log_start(data_dir: Path) -> int:
     """Waits until two snapshots are retained, of which the older one is the start of the log. Returns its end."""
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + TIMEOUT_S
     while True:
         ends = sorted(int(path.name[:20]) for path in (data_dir / "__cluster_metadata-0").glob("*.checkpoint"))
         if len(ends) >= 2:

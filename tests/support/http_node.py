@@ -1,14 +1,23 @@
 """A node process with an HTTP server, and a client of the simple HTTP API."""
 
+import re
+
 import httpx
 
 from support.broker_process import BrokerProcess
 
 
+def http_address(process: BrokerProcess) -> str:
+    """Returns the address that a process printed at its start."""
+    found = re.search(r"HTTP on http://([0-9.:]+)", process.output())
+    assert found is not None, process.output()
+    return found[1]
+
+
 class HttpNode:
-    def __init__(self, process: BrokerProcess, http_port: int) -> None:
+    def __init__(self, process: BrokerProcess) -> None:
         self.process = process
-        self.http_address = f"127.0.0.1:{http_port}"
+        self.http_address = http_address(process)
         self.client = httpx.Client(base_url=f"http://{self.http_address}", timeout=60)
 
     @property

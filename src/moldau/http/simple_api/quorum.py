@@ -32,7 +32,8 @@ BATCHES_PER_ITERATION = 100
 async def require_secret(context: Context, x_cluster_secret: Annotated[str, Header()] = "") -> None:
     """Raises HttpError with status 403 if the request does not have the cluster's secret."""
     settings = context.broker.settings.broker
-    secret, received = settings.cluster_secret.encode(), x_cluster_secret.encode(errors="surrogateescape")
+    # Headers are decoded as Latin-1, but clients send text beyond ASCII as UTF-8.
+    secret, received = settings.cluster_secret.encode(), x_cluster_secret.encode("latin-1")
     if settings.http_kraft_open or (secret and hmac.compare_digest(secret, received)):
         return
     raise HttpError(403, "the header X-Cluster-Secret does not have the cluster's secret (cluster.secret)")
