@@ -6,14 +6,18 @@ import gc
 from collections.abc import Callable
 
 from fastapi import FastAPI
+from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn import Config
 from uvicorn.server import ServerState
 
+from moldau.error_statuses import FORBIDDEN
 from moldau.http.app import create_app
 from moldau.http.app_connection import AppConnection
+from moldau.http.browser_guard import find_refusal
 from moldau.http.context import HttpContext
 from moldau.http.front_connection import IDLE_TIMEOUT_S, FrontConnection
+from moldau.http.health import PATHS
 from moldau.http.turn_queue import TurnQueue
 
 CONCURRENCY_MAX = 1_000
@@ -30,7 +34,7 @@ class LoadedApp:
         """The open connections and the requests in progress."""
         self._turns = TurnQueue()
         self._config = Config(
-            _without_cancellation(create_app(context)),
+            _without_cancellation(_guarded(create_app(context), context.broker.settings.broker.http_host)),
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -75,7 +79,21 @@ class LoadedApp:
             connection.transport.abort()
 
 
-def _without_cancellation(app: FastAPI) -> ASGIApp:
+def _guarded(app: FastAPI, http_host: str) -> ASGIApp:
+    """Returns an application that responds with status 403 to requests of other sites' web pages."""
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        refusal = None if scope["path"] in PATHS else find_refusal(scope["method"], headers, http_host)
+        if refusal is None:
+            await app(scope, receive, send)
+        else:
+            await JSONResponse({"detail": refusal}, FORBIDDEN)(scope, receive, send)
+
+    return run
+
+
+def _without_cancellation(app: ASGIApp) -> ASGIApp:
     """Returns an application that ends when it is cancelled. uvicorn would log the cancellation as an error."""
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
