@@ -17,8 +17,8 @@ import yaml
 from support.broker_process import clean_environment, free_port
 
 PROJECT = Path(__file__).parents[2]
-START_TIMEOUT_S = 30
-STOP_TIMEOUT_S = 30
+START_TIMEOUT_S = 60
+STOP_TIMEOUT_S = 60
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """The simple HTTP API of a cluster: the leader accepts requests, and the other nodes name it with status 421."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,10 +7,12 @@ from typing import Any
 import httpx
 import pytest
 
-from support.broker_process import BrokerProcess
 from support.broker_process_cluster import BrokerProcessCluster
+from support.http_node import http_address
 
 SECRET = {"X-Cluster-Secret": "s3cret"}
+TIMEOUT_S = 90
+"""Longer than the 30 s that a record waits for its replicas."""
 
 
 @pytest.fixture(scope="module")
@@ -23,14 +24,8 @@ def cluster(only_moldau: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
             assert "Traceback" not in node.output()
 
 
-def url(process: BrokerProcess) -> str:
-    found = re.search(r"HTTP on (http://[0-9.:]+)", process.output())
-    assert found is not None, process.output()
-    return found[1]
-
-
 def request(cluster: BrokerProcessCluster, node_id: int, method: str, path: str, **options: Any) -> httpx.Response:
-    return httpx.request(method, url(cluster.nodes[node_id]) + path, timeout=30, **options)
+    return httpx.request(method, f"http://{http_address(cluster.nodes[node_id])}{path}", timeout=TIMEOUT_S, **options)
 
 
 def leader(cluster: BrokerProcessCluster) -> int:
@@ -107,19 +102,16 @@ def test_without_a_majority_in_sync_a_record_gets_503(only_moldau: None, tmp_pat
     settings = {"http.port": "0", "replica.lag.time.max.ms": "1000"}
     with BrokerProcessCluster(tmp_path, 3, settings) as cluster:
         create(cluster, "minority", 1)
-        for node_id in followers(cluster):
-            cluster.pause(node_id)
+        leader_id = leader(cluster)
+        for node_id in cluster.nodes:
+            if node_id != leader_id:
+                cluster.pause(node_id)
         body = {"topic_partition": "minority-1", "payload": "x", "acks": "all"}
-        response = request(cluster, leader_before(cluster), "POST", "/data/v1/produce", json=body)
+        response = request(cluster, leader_id, "POST", "/data/v1/produce", json=body)
         assert response.status_code == 503, response.text
         assert response.headers["retry-after"] == "1"
         for node_id in cluster.nodes:
             cluster.resume(node_id)
-
-
-def leader_before(cluster: BrokerProcessCluster) -> int:
-    """Returns the leader that a node knows without a request to the quorum."""
-    return int(request(cluster, 1, "GET", "/healthcheck").json()["leader_broker_id"])
 
 
 def test_another_node_takes_over_from_a_dead_leader(cluster: BrokerProcessCluster) -> None:
@@ -149,7 +141,9 @@ def test_another_node_takes_over_from_a_dead_leader(cluster: BrokerProcessCluste
         "/data/v1/consume",
         json={"topic_partition": "survivor-1", "last_offset": -1, "max_batch_size": 10},
     )
-    assert [each["payload"] for each in consumed.json()["records"]] == ["before", "after"]
+    before, *after = [each["payload"] for each in consumed.json()["records"]]
+    # A record that got status 503 may have been stored.
+    assert (before, set(after)) == ("before", {"after"})
     cluster.start(dead)
     cluster.wait_in_sync("survivor")
     assert request(cluster, dead, "GET", "/healthcheck").json()["leader_broker_id"] == target

@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 from moldau.cli.serve import serve_help
-from support.broker_process import BrokerProcess, clean_environment, free_port
+from moldau.node import node
+from moldau.testing import Broker
+from support.broker_process import BrokerProcess, clean_environment
 from support.http_connection import RawConnection, request_bytes
+from support.http_node import http_address
 
 pytestmark = pytest.mark.usefixtures("only_moldau")
 
@@ -104,26 +107,26 @@ def test_help_names_the_flags() -> None:
         assert flag in serve_help()
 
 
-def test_the_stop_does_not_wait_for_idle_connections(tmp_path: Path) -> None:
-    port = free_port()
-    with BrokerProcess(tmp_path / "data", "--http-port", str(port)) as process:
-        address = f"127.0.0.1:{port}"
-        with RawConnection(address) as unused, RawConnection(address) as front, RawConnection(address) as app:
-            assert front.request("GET", "/livez").status == 200
-            assert app.request("GET", "/admin/v1/topics").status == 200
-            started_s = time.monotonic()
-            assert process.stop() == 0
-            assert time.monotonic() - started_s < 4
-            assert unused.is_closed()
-            assert front.is_closed()
-            assert app.is_closed()
+def test_the_stop_does_not_wait_for_idle_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "CLOSE_GRACE_S", 120)
+    broker = Broker(settings={"http.port": "0"}).__enter__()
+    address = broker.node.http_address
+    assert address is not None
+    with RawConnection(address) as unused, RawConnection(address) as front, RawConnection(address) as app:
+        assert front.request("GET", "/livez").status == 200
+        assert app.request("GET", "/admin/v1/topics").status == 200
+        started_s = time.monotonic()
+        broker.__exit__(None, None, None)
+        assert time.monotonic() - started_s < 60
+        assert unused.is_closed()
+        assert front.is_closed()
+        assert app.is_closed()
 
 
 def test_the_stop_ends_a_request_that_never_completes(tmp_path: Path) -> None:
-    port = free_port()
     with (
-        BrokerProcess(tmp_path / "data", "--http-port", str(port)) as process,
-        RawConnection(f"127.0.0.1:{port}") as connection,
+        BrokerProcess(tmp_path / "data", "--http-port", "0") as process,
+        RawConnection(http_address(process)) as connection,
     ):
         assert connection.request("GET", "/admin/v1/topics").status == 200
         connection.send(request_bytes("POST", "/data/v1/produce", {"topic_partition": "t-1"})[:-1])
@@ -133,10 +136,9 @@ def test_the_stop_ends_a_request_that_never_completes(tmp_path: Path) -> None:
 
 
 def test_the_stop_during_loading_is_clean(tmp_path: Path) -> None:
-    port = free_port()
     with (
-        BrokerProcess(tmp_path / "data", "--http-port", str(port)) as process,
-        RawConnection(f"127.0.0.1:{port}") as connection,
+        BrokerProcess(tmp_path / "data", "--http-port", "0") as process,
+        RawConnection(http_address(process)) as connection,
     ):
         connection.send(request_bytes("GET", "/admin/v1/topics"))
         assert process.stop() == 0

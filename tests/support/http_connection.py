@@ -5,7 +5,8 @@ import socket
 from types import TracebackType
 from typing import Any, NamedTuple
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
+"""Long, because the first request loads the HTTP API, which takes seconds on a busy machine."""
 
 
 class HttpResponse(NamedTuple):
