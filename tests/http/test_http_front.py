@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from moldau.http import app_connection, front_connection, server
+from moldau.http import app_connection, app_loader, front_connection, server
 from moldau.http.request_head import HEAD_BYTES_MAX
 from moldau.testing import Broker
 from support.http_connection import RawConnection, request_bytes
@@ -218,6 +218,16 @@ def test_connections_over_the_limit_are_rejected(broker: Broker, monkeypatch: py
                 if next_connection.request("GET", "/livez").status == 200:
                     break
             assert time.monotonic() < deadline_s
+
+
+def test_requests_over_the_limit_get_503_with_retry_after(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    with RawConnection(address(broker)) as first, RawConnection(address(broker)) as second:
+        assert first.request("GET", "/admin/v1/topics").status == 200
+        monkeypatch.setattr(app_loader, "CONCURRENCY_MAX", 1)
+        response = second.request("GET", "/admin/v1/topics")
+        assert (response.status, response.headers["retry-after"]) == (503, "1")
+        assert "too many" in response.json()["detail"]
+        assert second.is_closed()
 
 
 # Web pages of other sites

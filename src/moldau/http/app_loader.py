@@ -11,11 +11,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from moldau.error_statuses import FORBIDDEN
+from moldau.error_statuses import FORBIDDEN, UNAVAILABLE
 from moldau.http.app import create_app
 from moldau.http.app_connection import AppConnection
 from moldau.http.browser_guard import find_refusal
 from moldau.http.context import HttpContext
+from moldau.http.errors import RETRY_HEADERS
 from moldau.http.front_connection import IDLE_TIMEOUT_S, FrontConnection
 from moldau.http.health import PATHS
 from moldau.http.turn_queue import TurnQueue
@@ -33,13 +34,13 @@ class LoadedApp:
         self.state = ServerState()
         """The open connections and the requests in progress."""
         self._turns = TurnQueue()
+        guarded = _guarded(create_app(context), context.broker.settings.broker.http_host)
         self._config = Config(
-            _without_cancellation(_guarded(create_app(context), context.broker.settings.broker.http_host)),
+            _without_cancellation(_limited(guarded, self.state)),
             log_config=None,
             access_log=False,
             lifespan="off",
             ws="none",
-            limit_concurrency=CONCURRENCY_MAX,
             timeout_keep_alive=int(IDLE_TIMEOUT_S),
             server_header=False,
             proxy_headers=False,
@@ -89,6 +90,21 @@ def _guarded(app: FastAPI, http_host: str) -> ASGIApp:
             await app(scope, receive, send)
         else:
             await JSONResponse({"detail": refusal}, FORBIDDEN)(scope, receive, send)
+
+    return run
+
+
+def _limited(app: ASGIApp, state: ServerState) -> ASGIApp:
+    """Returns an application that rejects requests over CONCURRENCY_MAX. uvicorn's own limit sends no Retry-After."""
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        if max(len(state.connections), len(state.tasks)) <= CONCURRENCY_MAX:
+            await app(scope, receive, send)
+        else:
+            detail = "too many requests are in progress, or too many connections are open"
+            await JSONResponse({"detail": detail}, UNAVAILABLE, RETRY_HEADERS | {"connection": "close"})(
+                scope, receive, send
+            )
 
     return run
 
