@@ -1,11 +1,13 @@
 """The simple HTTP API of a cluster: the leader accepts requests, and the other nodes name it with status 421."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from confluent_kafka.admin import ConfigResource
 
 from support.broker_process_cluster import BrokerProcessCluster
 from support.http_node import http_address
@@ -96,6 +98,22 @@ def test_acks_all_waits_for_the_in_sync_replicas(cluster: BrokerProcessCluster) 
     for node_id in cluster.nodes:
         log = cluster.nodes[node_id].data_dir / "acknowledged-0" / "00000000000000000000.log"
         assert b"stored" in log.read_bytes()
+
+
+def test_voters_that_have_not_joined_count_for_the_majority(only_moldau: None, tmp_path: Path) -> None:
+    cluster = BrokerProcessCluster(tmp_path, 5, {"http.port": "0"})
+    started = [cluster.nodes[node_id] for node_id in (1, 2, 3)]
+    with ExitStack() as ending:
+        for node in started:
+            ending.callback(node.kill)
+            node.spawn()
+        for node in started:
+            node.wait_ready()
+        create(cluster, "early", 1)
+        resource = ConfigResource(ConfigResource.Type.TOPIC, "early")
+        admin = cluster.admin()
+        configs = admin.describe_configs([resource], request_timeout=30)[resource].result()
+        assert configs["min.insync.replicas"].value == "3"
 
 
 def test_without_a_majority_in_sync_a_record_gets_503(only_moldau: None, tmp_path: Path) -> None:

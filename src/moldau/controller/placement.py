@@ -1,7 +1,7 @@
 """Replica placement: spreads replicas over racks and brokers, and validates manual assignments."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from moldau.controller.ids import Randomness
 from moldau.controller.partition_index import PartitionIndex
@@ -98,7 +98,7 @@ def place_on_all_brokers(
     return [replicas] * partitions
 
 
-def majority_of_brokers(brokers: Mapping[int, BrokerRegistration]) -> int:
+def majority_of_brokers(brokers: Collection[int]) -> int:
     """Returns the min.insync.replicas with which a topic on all brokers stays writable while a majority of them is in
     sync."""
     return len(brokers) // 2 + 1

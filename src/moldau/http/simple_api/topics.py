@@ -76,7 +76,9 @@ async def create_topic(context: Context, body: Annotated[NewTopicBody, Depends(j
     broker = context.broker
     if name in broker.metadata.committed_image.topics:
         raise _exists(name)
-    min_isr = majority_of_brokers(broker.metadata.committed_image.brokers)
+    # Voters that have not joined yet also count, because they get replicas when they join.
+    voters = {each.node_id for each in broker.quorum.voters}
+    min_isr = majority_of_brokers(voters.union(broker.metadata.committed_image.brokers))
     configs = {LEADER_FOLLOWS_CONTROLLER: "true", "min.insync.replicas": str(min_isr)}
     new = NewTopic(name, body.partition_count, configs=configs)
     [created] = await broker.controller_channel.create_topics([new])
