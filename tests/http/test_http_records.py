@@ -175,7 +175,7 @@ def test_a_response_is_bounded_by_the_size_of_its_decompressed_records(node: Htt
     assert sizes == [19, 19, 2]
 
 
-def test_many_small_records_do_not_stop_the_event_loop(node: HttpNode) -> None:
+def test_a_response_has_a_part_of_many_small_records(node: HttpNode) -> None:
     node.create_topic("small", 1)
     producer = kafka_producer(
         node, **{"compression.type": "zstd", "linger.ms": 50, "queue.buffering.max.messages": 1_000_000}
