@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
+from moldau.client.consumer.fetcher import Fetcher
 from moldau.testing.broker import Broker
 from support.http_v1 import HttpBroker, error_code, http_broker, produce
 
@@ -148,9 +149,23 @@ def test_a_stream_ends_when_its_client_disconnects(broker: HttpBroker, monkeypat
     with broker.api.stream("GET", "/topics/one/stream") as response:
         lines = response.iter_lines()
         assert next(lines) == ": connected"
-        other = httpx.get(f"{broker.api.base_url}topics/one/stream")
+        other = httpx.get(f"{broker.api.base_url}topics/one/stream", timeout=60)
         assert error_code(other, 503) == "NOT_AVAILABLE"
     wait_until(lambda: broker.api.get("/topics/one/stream", params={"timeout_ms": 0}).status_code == 200)
+
+
+def test_the_fetcher_of_a_disconnected_client_is_closed(broker: HttpBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = threading.Event()
+
+    class RecordedFetcher(Fetcher):
+        async def close(self) -> None:
+            await super().close()
+            closed.set()
+
+    monkeypatch.setattr("moldau.http.v1.stream.Fetcher", RecordedFetcher)
+    with broker.api.stream("GET", "/topics/one/stream") as response:
+        assert next(response.iter_lines()) == ": connected"
+    assert closed.wait(60)
 
 
 def test_a_connection_stays_open_longer_than_an_idle_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +174,7 @@ def test_a_connection_stays_open_longer_than_an_idle_one(monkeypatch: pytest.Mon
         url = f"{broker.api.base_url}topics/one/stream"
         # The first request loads the API, and the next connection is handed over at once.
         for _ in range(2):
-            response = httpx.get(url, params={"timeout_ms": 1_500})
+            response = httpx.get(url, params={"timeout_ms": 1_500}, timeout=60)
             assert response.text.endswith(": keep-alive\n\n")
 
 

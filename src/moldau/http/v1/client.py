@@ -40,22 +40,31 @@ class HttpClient:
     async def producer(self, acks: int) -> Producer:
         """Returns the producer for this value of acks. Only the one with acks=all is idempotent."""
         cluster = await self.cluster()
-        found = self._producers.get(acks)
-        if found is None:
-            request_bytes_max = self._broker.settings.broker.http_request_max_bytes
-            found = self._producers[acks] = Producer(
-                cluster,
-                acks=acks,
-                idempotent=acks == ACKS_ALL,
-                linger_ms=0,
-                # The topic's max.message.bytes decides, not the producer.
-                max_request_size=request_bytes_max,
-                buffer_memory=max(BUFFER_BYTES_MIN, 2 * request_bytes_max),
-                max_block_ms=REQUEST_TIMEOUT_MS,
-                delivery_timeout_ms=DELIVERY_TIMEOUT_MS,
-            )
-            await found.start()
-        return found
+        if acks not in self._producers:
+            async with self._starting:
+                if acks not in self._producers:
+                    self._producers[acks] = await self._start_producer(cluster, acks)
+        return self._producers[acks]
+
+    async def _start_producer(self, cluster: Cluster, acks: int) -> Producer:
+        request_bytes_max = self._broker.settings.broker.http_request_max_bytes
+        producer = Producer(
+            cluster,
+            acks=acks,
+            idempotent=acks == ACKS_ALL,
+            linger_ms=0,
+            # The topic's max.message.bytes decides, not the producer.
+            max_request_size=request_bytes_max,
+            buffer_memory=max(BUFFER_BYTES_MIN, 2 * request_bytes_max),
+            max_block_ms=REQUEST_TIMEOUT_MS,
+            delivery_timeout_ms=DELIVERY_TIMEOUT_MS,
+        )
+        try:
+            await producer.start()
+        except BaseException:
+            await producer.abort()
+            raise
+        return producer
 
     async def close(self) -> None:
         self._is_closed = True

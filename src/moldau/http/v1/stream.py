@@ -14,6 +14,7 @@ from uuid import UUID
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from moldau.client.consumer.completed_fetch import READ_COMMITTED, READ_UNCOMMITTED
 from moldau.client.consumer.fetcher import Fetcher
@@ -57,6 +58,11 @@ Positions = dict[TopicPartition, int]
 
 class EventStream(StreamingResponse):
     media_type = "text/event-stream"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Starlette would cancel the stream when the client disconnects, and with it the close of the fetcher. The
+        # stream notices a disconnected client itself.
+        await self.stream_response(send)
 
 
 @router.get(
