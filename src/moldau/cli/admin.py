@@ -17,8 +17,8 @@ T = TypeVar("T")
 
 REQUEST_TIMEOUT_MS = 15_000
 CONNECT_TIMEOUT_MS = 15_000
-"""Long enough for a cluster that was started just before the command, on a busy machine."""
-"""How long to retry the first connection. The time is long enough for a broker that is starting up."""
+"""How long to retry the first connection. The time is long enough for a cluster that was started just before the
+command, on a busy machine."""
 SLOW_NOTICE_DELAY_S = 1.0
 """Delay before a command prints what it is waiting for."""
 
