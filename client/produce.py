@@ -23,8 +23,7 @@ def main() -> int:
         dest="acks",
         choices=("all", "1", "0"),
         default="all",
-        help="who must store a record before it is OK: all in-sync brokers, the leader (1) or nobody (0); "
-        "all by default",
+        help="who must store a record before it is OK: all in-sync brokers, the leader (1) or none (0); all by default",
     )
     arguments = parser.parse_args()
     brokers = Brokers(arguments.brokers)

@@ -61,7 +61,7 @@ async def read_body(request: Request) -> bytes:
     except BaseException as failure:
         release_body(context, body)
         if isinstance(failure, ClientDisconnect):
-            # Nobody receives this response.
+            # The client does not receive this response.
             raise HttpError(400, "the client disconnected before the end of the body") from None
         raise
     return bytes(body)

@@ -316,14 +316,14 @@ class AnyCluster:
 
     def check_index(self) -> None:
         state = self.cluster.state
-        kept, anew = state.index, PartitionIndex(state.image, state.controller_led_topics)
+        kept, rebuilt = state.index, PartitionIndex(state.image, state.controller_led_topics)
         assert bool(state.controller_led_topics) == state.settings.topic("orders").leader_follows_controller
         for broker_id in (*BROKERS, NO_LEADER):
-            assert kept.partitions_on(broker_id) == anew.partitions_on(broker_id)
-            assert kept.partitions_led_by(broker_id) == anew.partitions_led_by(broker_id)
-            assert kept.preferred_leader_count(broker_id) == anew.preferred_leader_count(broker_id)
-        assert kept.imbalanced_partitions() == anew.imbalanced_partitions()
-        assert list(kept.partitions_away_from_controller()) == list(anew.partitions_away_from_controller())
+            assert kept.partitions_on(broker_id) == rebuilt.partitions_on(broker_id)
+            assert kept.partitions_led_by(broker_id) == rebuilt.partitions_led_by(broker_id)
+            assert kept.preferred_leader_count(broker_id) == rebuilt.preferred_leader_count(broker_id)
+        assert kept.imbalanced_partitions() == rebuilt.imbalanced_partitions()
+        assert list(kept.partitions_away_from_controller()) == list(rebuilt.partitions_away_from_controller())
 
 
 def run(seed: int, *, follows_controller: bool = False) -> Counter[str]:
