@@ -1,8 +1,10 @@
 """The simulated loop: virtual time, asyncio's order of callbacks, deadlock reports, and no access to the outside."""
 
 import asyncio
+import gc
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -215,6 +217,36 @@ def test_a_crash_stops_a_host_between_two_callbacks() -> None:
 
     simulation.run(main, 100_000)
     assert steps == ["step"] * 10 + ["finally"]
+
+
+def test_a_generator_that_a_crashed_host_has_abandoned_is_no_error() -> None:
+    simulation = Simulation(1)
+    host = simulation.add_host("node")
+
+    @asynccontextmanager
+    async def locked(lock: asyncio.Lock) -> AsyncIterator[None]:
+        async with lock:
+            yield
+
+    async def wait_forever() -> None:
+        lock = asyncio.Lock()
+        await lock.acquire()
+        # A cycle, so that the garbage collector and not the crash finalizes the generator.
+        entered = locked(lock)
+        references: list[object] = [entered]
+        references.append(references)
+        async with entered:
+            pass
+
+    async def main() -> None:
+        host.spawn(wait_forever())
+        await asyncio.sleep(1)
+        host.crash()
+        gc.collect()
+        await asyncio.sleep(1)
+        gc.collect()
+
+    simulation.run(main, 10_000)
 
 
 def test_clocks_of_hosts_differ_and_wall_clocks_jump() -> None:

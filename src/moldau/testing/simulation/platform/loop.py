@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from types import AsyncGeneratorType
 from typing import TYPE_CHECKING, Any, TypeVarTuple
 
 from moldau.testing.simulation.platform.determinism import DeterminismError, DeterministicLoop
@@ -404,7 +405,10 @@ class SimulatedLoop(DeterministicLoop):
             self._exception_handler(self, context)
 
     def _finish_generator(self, generator: AsyncGenerator[Any, Any]) -> None:
-        if not self._closed:
+        assert isinstance(generator, AsyncGeneratorType)
+        # A generator that still awaits something was abandoned by a task of a dead host, and cannot be closed. A task
+        # of a live host that is destroyed like this is reported by itself.
+        if not self._closed and not generator.ag_running:
             self.create_task(generator.aclose())
 
     async def shutdown_asyncgens(self) -> None:
