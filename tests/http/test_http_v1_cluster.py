@@ -122,6 +122,27 @@ def test_a_dead_leader_is_503_with_retry_after() -> None:
             produce(api, "single", *({"partition": each} for each in others))
             state = api.get("/topics/single/partitions").json()["partitions"][partition]
             assert (state["leader"], state["high_watermark"]) == (None, None)
+            assert [each["log_end_offset"] for each in state["replicas"]] == [None]
+
+
+def test_the_leader_knows_the_log_end_of_a_dead_replica() -> None:
+    with Cluster(3, settings={"http.port": "0"}) as cluster:
+        survivor = next(each for each in (1, 2, 3) if each != cluster.controller_id)
+        with api_of(cluster, survivor) as api:
+            body = {"name": "copied", "partitions": 1, "replication_factor": 3}
+            api.post("/topics", json=body | {"configs": {"min.insync.replicas": "2"}}).raise_for_status()
+
+            def log_ends() -> dict[int, int | None]:
+                [state] = api.get("/topics/copied/partitions").json()["partitions"]
+                return {each["broker_id"]: each["log_end_offset"] for each in state["replicas"]}
+
+            produce(api, "copied", *({} for _ in range(5)))
+            wait_until(lambda: log_ends() == {1: 5, 2: 5, 3: 5})
+            leader = api.get("/topics/copied").json()["partitions"][0]["leader"]
+            dead = next(each for each in (1, 2, 3) if each not in (survivor, leader))
+            cluster.kill(dead)
+            produce(api, "copied", *({} for _ in range(3)))
+            wait_until(lambda: sorted(log_ends().items()) == sorted({1: 8, 2: 8, 3: 8, dead: 5}.items()))
 
 
 def test_a_node_that_is_not_ready_is_503_with_retry_after(tmp_path_factory: pytest.TempPathFactory) -> None:

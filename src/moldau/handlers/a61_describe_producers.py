@@ -7,7 +7,7 @@ from moldau.error_codes import error_code, error_message
 from moldau.errors import MoldauError
 from moldau.logs.producer_state import ProducerState
 from moldau.server.api import Broker, RequestContext, handles
-from moldau.server.partition_lookup import find_partition
+from moldau.server.partition_lookup import find_partition, unique_partitions
 from moldau.wire.messages import (
     DescribeProducersRequest,
     DescribeProducersResponse,
@@ -20,14 +20,10 @@ from moldau.wire.messages import (
 async def describe_producers(
     request: DescribeProducersRequest, session: RequestContext, broker: Broker
 ) -> DescribeProducersResponse:
-    # Describe each partition only once, so that a small request cannot cause a huge response.
-    requested: dict[str, dict[int, None]] = {}
-    for topic in request.topics:
-        requested.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))
     return {
         "topics": [
             {"name": name, "partitions": [_partition_response(broker, name, index) for index in indexes]}
-            for name, indexes in requested.items()
+            for name, indexes in unique_partitions(request.topics).items()
         ]
     }
 

@@ -95,6 +95,12 @@ class PartitionLeaderState:
     def isr(self) -> tuple[int, ...]:
         return self.image.isr
 
+    def log_end_offsets(self) -> dict[int, int]:
+        """Returns the log end of each replica. That of a follower is from its latest fetch; UNKNOWN if it has not
+        fetched in this leader epoch."""
+        fetched = {each: progress.durable_offset for each, progress in self.followers.items()}
+        return {each: fetched.get(each, UNKNOWN) for each in self.image.replicas} | {self.replica_id: self.end_offset}
+
     # The high watermark
 
     def maximal_isr(self) -> tuple[int, ...]:

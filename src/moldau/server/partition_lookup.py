@@ -1,6 +1,7 @@
 """Lookup of the partitions in requests, and of the current leaders for clients that used a wrong broker."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
+from typing import Protocol
 from uuid import UUID
 
 from moldau.controller.topic_names import validate_topic_name
@@ -15,6 +16,24 @@ from moldau.errors import (
 from moldau.partitions.partition import Partition
 from moldau.server.api import Broker
 from moldau.wire.messages import FetchResponseLeaderIdAndEpoch, FetchResponseNodeEndpoint
+
+
+class NamedPartitions(Protocol):
+    """The partitions of a topic in a request that describes them."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def partition_indexes(self) -> Sequence[int]: ...
+
+
+def unique_partitions(topics: Iterable[NamedPartitions]) -> dict[str, list[int]]:
+    """Returns each partition of a request once, so that a small request cannot cause a huge response."""
+    requested: dict[str, dict[int, None]] = {}
+    for topic in topics:
+        requested.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))
+    return {name: list(indexes) for name, indexes in requested.items()}
 
 
 def find_partition(broker: Broker, topic: str, index: int, topic_id: UUID | None = None) -> Partition:

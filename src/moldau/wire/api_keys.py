@@ -70,3 +70,4 @@ class ApiKey(IntEnum):
     # APIs of Moldau. Kafka numbers its APIs from 0 and clients ignore unknown keys.
     INIT_TXN_GROUP_MEMBER = 20_000
     END_TXN_GROUP = 20_001
+    DESCRIBE_REPLICA_PROGRESS = 20_002

@@ -1740,3 +1740,27 @@ class EndTxnGroupRequestMember:
 class EndTxnGroupResponse(TypedDict):
     error_code: NotRequired[int]
     error_message: NotRequired[str | None]
+
+class DescribeReplicaProgressRequest:
+    topics: list[DescribeReplicaProgressRequestTopic]
+
+class DescribeReplicaProgressRequestTopic:
+    name: str
+    partition_indexes: list[int]
+
+class DescribeReplicaProgressResponse(TypedDict):
+    topics: Sequence[DescribeReplicaProgressResponseTopic]
+
+class DescribeReplicaProgressResponseTopic(TypedDict):
+    name: str
+    partitions: Sequence[DescribeReplicaProgressResponsePartition]
+
+class DescribeReplicaProgressResponsePartition(TypedDict):
+    partition_index: int
+    error_code: NotRequired[int]
+    error_message: NotRequired[str | None]
+    replicas: NotRequired[Sequence[DescribeReplicaProgressResponseReplicaProgress]]
+
+class DescribeReplicaProgressResponseReplicaProgress(TypedDict):
+    broker_id: int
+    log_end_offset: int

@@ -67,6 +67,14 @@ def test_the_high_watermark_is_the_lowest_durable_offset_of_the_isr() -> None:
     assert state.high_watermark == 7
 
 
+def test_the_log_ends_of_followers_are_those_of_their_latest_fetches() -> None:
+    state = grown(leader(), 10)
+    assert state.log_end_offsets() == {1: 10, 2: -1, 3: -1}
+    state.on_fetch(fetch(2, 7), 0)
+    state.on_fetch(fetch(3, 10), 0)
+    assert state.log_end_offsets() == {1: 10, 2: 7, 3: 10}
+
+
 def test_the_leaders_own_durable_offset_counts() -> None:
     state = leader()
     state.on_append(10, 0)

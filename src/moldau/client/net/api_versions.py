@@ -84,6 +84,7 @@ SUPPORTED_VERSIONS: Mapping[ApiKey, VersionRange] = {
     ApiKey.UPDATE_RAFT_VOTER: VersionRange(0, 0),
     ApiKey.INIT_TXN_GROUP_MEMBER: VersionRange(0, 0),
     ApiKey.END_TXN_GROUP: VersionRange(0, 0),
+    ApiKey.DESCRIBE_REPLICA_PROGRESS: VersionRange(0, 0),
 }
 
 

@@ -19,9 +19,6 @@ from moldau.http.v1.fields import TopicPath, View
 from moldau.http.v1.state import State
 from moldau.wire.api_keys import ApiKey
 
-DEBUGGING_REPLICA, LATEST_EPOCH = -2, 2**31 - 1
-"""With this replica id, any replica responds to OffsetForLeaderEpoch, not only the leader."""
-
 router = APIRouter(tags=["cluster"])
 
 
@@ -68,7 +65,8 @@ class QuorumView(View):
 class ReplicaView(View):
     broker_id: int
     log_end_offset: int | None
-    """The log end of the replica, from the replica itself; null if it does not respond."""
+    """The log end of the replica as the leader knows it from the replica's latest fetch; null if the leader is unknown
+    or the replica has not fetched since its election."""
     is_leader: bool
     is_in_sync: bool
 
@@ -126,8 +124,8 @@ async def describe_quorum(state: State) -> QuorumView:
 
 @router.get("/topics/{topic}/partitions", summary="Describe the partitions of a topic, with their offsets")
 async def describe_partitions(state: State, topic: TopicPath) -> PartitionStates:
-    """Returns leader, ISR and offsets of each partition. The offsets come from its leader, and the log end of each
-    replica from the replica."""
+    """Returns leader, ISR and offsets of each partition. The offsets come from its leader, as well as the log end of
+    each replica."""
     found = await state.find_topic(topic)
     admin = await state.client.admin()
     led = [TopicPartition(topic, each.index) for each in found.partitions if each.leader != NO_LEADER]
@@ -204,32 +202,30 @@ async def _leader_offsets(
 
 
 async def _log_ends(cluster: Cluster, topic: TopicInfo) -> dict[tuple[int, int], int]:
-    """Returns the log end by broker and partition. Replicas that do not respond are left out."""
-    by_broker: dict[int, list[int]] = {}
+    """Returns the log end by broker and partition, from the leader of each partition. What no leader knows is left
+    out."""
+    by_leader: dict[int, list[int]] = {}
     for partition in topic.partitions:
-        for broker_id in partition.replicas:
-            if broker_id in cluster.brokers:
-                by_broker.setdefault(broker_id, []).append(partition.index)
+        if partition.leader in cluster.brokers:
+            by_leader.setdefault(partition.leader, []).append(partition.index)
 
-    async def query(broker_id: int, indexes: list[int]) -> dict[tuple[int, int], int]:
-        partitions = [
-            {"partition": index, "current_leader_epoch": -1, "leader_epoch": LATEST_EPOCH} for index in indexes
-        ]
-        tree = {"replica_id": DEBUGGING_REPLICA, "topics": [{"topic": topic.name, "partitions": partitions}]}
+    async def query(leader: int, indexes: list[int]) -> dict[tuple[int, int], int]:
+        tree = {"topics": [{"name": topic.name, "partition_indexes": indexes}]}
         try:
             response = await cluster.call(
-                broker_id, ApiKey.OFFSET_FOR_LEADER_EPOCH, tree, timeout_ms=REQUEST_TIMEOUT_MS // 2
+                leader, ApiKey.DESCRIBE_REPLICA_PROGRESS, tree, timeout_ms=REQUEST_TIMEOUT_MS // 2
             )
         except KafkaError:
             return {}
         return {
-            (broker_id, each.partition): each.end_offset
+            (replica.broker_id, each.partition_index): replica.log_end_offset
             for found in response.topics
             for each in found.partitions
-            if each.error_code == 0 and each.end_offset >= 0
+            for replica in each.replicas
+            if replica.log_end_offset >= 0
         }
 
     found: dict[tuple[int, int], int] = {}
-    for ends in await asyncio.gather(*(query(broker_id, indexes) for broker_id, indexes in by_broker.items())):
+    for ends in await asyncio.gather(*(query(leader, indexes) for leader, indexes in by_leader.items())):
         found |= ends
     return found
