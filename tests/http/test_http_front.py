@@ -202,6 +202,23 @@ def test_a_body_that_stalls_ends_its_connection(connection: RawConnection, monke
     assert connection.is_closed()
 
 
+def test_a_body_that_is_sent_too_slowly_ends_its_connection(
+    connection: RawConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app_connection, "STALL_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(app_connection, "BODY_TIMEOUT_S", 1.5)
+    request = request_bytes("POST", "/admin/v1/topics", TOPIC | {"topic_name": "x" * 10_000})
+    connection.send(request[:-10_000])
+
+    def send_slowly() -> None:
+        for position in range(len(request) - 10_000, len(request)):
+            connection.send(request[position : position + 1])
+            time.sleep(0.01)
+
+    with pytest.raises((BrokenPipeError, ConnectionResetError)):
+        send_slowly()
+
+
 def test_connections_over_the_limit_are_rejected(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "CONNECTIONS_MAX", 2)
     with RawConnection(address(broker)) as first, RawConnection(address(broker)) as second:
@@ -228,6 +245,34 @@ def test_requests_over_the_limit_get_503_with_retry_after(broker: Broker, monkey
         assert (response.status, response.headers["retry-after"]) == (503, "1")
         assert "too many" in response.json()["detail"]
         assert second.is_closed()
+
+
+def test_requests_use_no_threads(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: object) -> None:
+        raise AssertionError("a dependency or an endpoint is a plain function, which FastAPI runs in a thread")
+
+    monkeypatch.setattr("fastapi.dependencies.utils.run_in_threadpool", fail)
+    monkeypatch.setattr("fastapi.routing.run_in_threadpool", fail)
+    record = {"topic_partition": "handover-1", "payload": "x"}
+    consume = {"topic_partition": "handover-1", "last_offset": -1, "max_batch_size": 10}
+    with RawConnection(address(broker)) as connection:
+        for method, path, body, status in (
+            ("POST", "/admin/v1/topics", TOPIC, 201),
+            ("GET", "/admin/v1/topics", None, 200),
+            ("POST", "/data/v1/produce", record, 204),
+            ("POST", "/data/v1/consume", consume, 200),
+            ("POST", "/kraft/v1/voteRequest", {}, 403),
+            ("POST", "/v1/topics/handover/records", {"records": [{}]}, 200),
+            ("GET", "/v1/topics/handover/partitions/0/records", None, 200),
+            ("GET", "/v1/topics/handover/configs", None, 200),
+            ("GET", "/v1/groups", None, 200),
+            ("GET", "/v1/cluster", None, 200),
+            ("GET", "/v1/reassignments", None, 200),
+            ("GET", "/metrics", None, 200),
+            ("GET", "/readyz", None, 200),
+        ):
+            response = connection.request(method, path, body)
+            assert response.status == status, (path, response.body)
 
 
 # Web pages of other sites

@@ -10,6 +10,11 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Producer
 
+from moldau.client.errors import ErrorCode, KafkaError
+from moldau.client.net.cluster import Cluster
+from moldau.client.producer.producer import Producer as ClientProducer
+from moldau.http.v1 import records
+from moldau.http.v1.client import HttpClient
 from support.http_v1 import HttpBroker, base64, consume, error_code, http_broker, produce
 
 ALL_BYTES = bytes(range(256))
@@ -271,6 +276,33 @@ def test_errors_of_topics_partitions_and_offsets(broker: HttpBroker) -> None:
     assert error_code(api.post("/topics/acks/records", json={"records": []}), 422) == "INVALID_FIELD"
     assert error_code(api.get("/nowhere"), 404) == "NOT_FOUND"
     assert error_code(api.put("/topics"), 405) == "METHOD_NOT_ALLOWED"
+
+
+def test_a_producer_that_failed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    start = HttpClient._start_producer
+
+    async def start_and_record(client: HttpClient, cluster: Cluster, acks: int) -> ClientProducer:
+        started.append(await start(client, cluster, acks))
+        return started[-1]
+
+    monkeypatch.setattr(HttpClient, "_start_producer", start_and_record)
+    with http_broker({"replaced": 1}) as broker:
+        produce(broker.api, "replaced", {})
+        produce(broker.api, "replaced", {})
+        assert len(started) == 1
+        started[0]._sender.failure = KafkaError(ErrorCode.cluster_authorization_failed, "not allowed")
+        assert [each["offset"] for each in produce(broker.api, "replaced", {})] == [2]
+        assert len(started) == 2
+
+
+def test_records_that_wait_too_long_for_the_producer_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    with http_broker({"slow": 1}) as broker:
+        produce(broker.api, "slow", {})
+        monkeypatch.setattr(records, "REQUEST_TIMEOUT_MS", -1)
+        response = broker.api.post("/topics/slow/records", json={"records": [{}, {}]})
+        assert error_code(response, 504) == "REQUEST_TIMED_OUT"
+        assert len(response.json()["records"]) == 2
 
 
 def test_sizes_are_limited() -> None:

@@ -30,6 +30,7 @@ from moldau.metadata.image import (
     PartitionRegistration,
     TopicImage,
 )
+from moldau.metrics.topic_metrics import BrokerTopicMetrics
 from moldau.partitions.delayed_operations import CallbackList
 from moldau.partitions.partition import Partition
 from moldau.partitions.replica_manager import ReplicaManager
@@ -207,6 +208,7 @@ class ReplicaNode:
             fetch_session_cache=FetchSessionCache(random.Random(node_id), 100),
             shutdown_callbacks=CallbackList(),
             replication=self.replication,
+            topic_metrics=BrokerTopicMetrics(),
         )
         self._connection = ClientConnection("node:1", LISTENER)
         peers.nodes[node_id] = self.serve

@@ -38,6 +38,7 @@ from moldau.peers.client import PeerClient
 from moldau.platform.clock import Clock
 from moldau.raft.raft_client import RaftClient
 from moldau.wire.api_keys import ApiKey
+from moldau.wire.client_ids import node_client_id
 from moldau.wire.codec import DecodeError, Message, decoder, encoder, has_flexible_header
 from moldau.wire.frames import encode_request_header, skip_tagged_fields
 
@@ -149,7 +150,7 @@ class NodeToControllerChannel:
     ) -> Message:
         """Sends a request from this node itself to the active controller, in the same way as a forwarded client
         request. Raises the same errors as `forward`."""
-        request = encode_request_header(api, version, 0, f"node-{self._node_id}")
+        request = encode_request_header(api, version, 0, node_client_id(self._node_id))
         encoder(api, version, "request")(request, tree)
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
         data = await self.forward(memoryview(request), b"", deadline_ms)

@@ -38,6 +38,7 @@ from moldau.errors import (
     StorageError,
     TransactionalIdAuthorizationError,
     UnknownTopicIdError,
+    UnknownTopicOrPartitionError,
     UnsupportedCompressionError,
 )
 from moldau.logs.producer_state import TransactionOwner
@@ -70,6 +71,16 @@ ERRORS_WITHOUT_LOG_START = (
 """The errors of an append after which Kafka does not return the log start offset."""
 ADMIN_CLIENT_ID = "__admin_client"
 """The client id of Kafka's own tools, which may write to internal topics."""
+
+
+ERRORS_NOT_COUNTED = (
+    NotLeaderOrFollowerError,
+    UnknownTopicOrPartitionError,
+    RecordTooLargeError,
+    CorruptRecordError,
+    StorageError,
+)
+"""Errors that are no failed requests in the metrics, as in Kafka: clients cause them, or expect them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -187,10 +198,24 @@ async def _append_batches(
             except MoldauError as error:
                 result.fail(error)
                 record_errors_left -= len(result.record_errors)
+                _count_failed(broker, name, topic_id, error)
             else:
                 result.partition, result.appended = partition, appended
                 succeeded.append(result)
+                metrics = broker.topic_metrics.of(partition.name.topic)
+                metrics.totalproducerequests += 1
+                metrics.messagesin += appended.next_offset - appended.base_offset
+                metrics.bytesin += batch.size
     return topics, succeeded
+
+
+def _count_failed(broker: Broker, name: str | None, topic_id: UUID | None, error: MoldauError) -> None:
+    topic = topic_name(broker, name, topic_id)
+    # Topics that do not exist are not counted, because clients can invent any number of names.
+    if topic is not None and topic in broker.metadata.image.topics:
+        metrics = broker.topic_metrics.of(topic)
+        metrics.totalproducerequests += 1
+        metrics.failedproducerequests += not isinstance(error, ERRORS_NOT_COUNTED)
 
 
 def _has_transactional_batch(topics: Sequence[ProduceRequestTopicData]) -> bool:

@@ -16,7 +16,15 @@ from collections.abc import Iterable
 from uuid import UUID
 
 from moldau.error_codes import error_code
-from moldau.errors import MoldauError
+from moldau.errors import (
+    FencedLeaderEpochError,
+    MoldauError,
+    NotLeaderOrFollowerError,
+    OffsetOutOfRangeError,
+    StorageError,
+    UnknownLeaderEpochError,
+    UnknownTopicOrPartitionError,
+)
 from moldau.logs.store import EMPTY_SLICES
 from moldau.partitions.partition import DivergingEpochError, LogReadInfo, OutOfLogRangeError, Partition
 from moldau.server.api import Broker, RequestContext, handles
@@ -42,6 +50,15 @@ from moldau.wire.messages import (
 )
 
 READ_COMMITTED = 1
+ERRORS_NOT_COUNTED = (
+    NotLeaderOrFollowerError,
+    FencedLeaderEpochError,
+    UnknownLeaderEpochError,
+    OffsetOutOfRangeError,
+    UnknownTopicOrPartitionError,
+    StorageError,
+)
+"""Errors that are no failed requests in the metrics, as in Kafka: clients cause them, or expect them."""
 TOPIC_ID_VERSION = 13
 CURRENT_LEADER_VERSION = 16
 """The first version in which errors about the leader name the current leader, as in Kafka."""
@@ -93,6 +110,7 @@ async def fetch(request: FetchRequest, session: RequestContext, broker: Broker) 
             response = _error_response(partition, result, broker, session.api_version)
             leaders.append(response.get("current_leader"))
         responses[topic].append(response)
+        _count(broker, partition, result, params)
     endpoints = node_endpoints(broker, listener, leaders)
     if endpoints and not params.is_replica:
         # The response names new leaders. If this broker is shutting down, they may not know yet that they lead.
@@ -102,6 +120,22 @@ async def fetch(request: FetchRequest, session: RequestContext, broker: Broker) 
         "responses": topics,
         "node_endpoints": endpoints,
     }
+
+
+def _count(broker: Broker, partition: FetchPartition, result: FetchResult, params: FetchParams) -> None:
+    topic = partition.topic
+    if isinstance(result, LogReadInfo):
+        assert topic is not None
+        metrics = broker.topic_metrics.of(topic)
+        if params.is_replica:
+            metrics.replicationbytesout += result.records.size
+        else:
+            metrics.totalfetchrequests += 1
+            metrics.bytesout += result.records.size
+    elif topic is not None and not params.is_replica and topic in broker.metadata.image.topics:
+        metrics = broker.topic_metrics.of(topic)
+        metrics.totalfetchrequests += 1
+        metrics.failedfetchrequests += not isinstance(result, ERRORS_NOT_COUNTED)
 
 
 # Sessions

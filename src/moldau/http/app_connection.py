@@ -12,13 +12,13 @@ from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from moldau.http.front_connection import HEAD_TIMEOUT_S
+from moldau.http.front_connection import HEAD_TIMEOUT_S, STALL_TIMEOUT_S
 from moldau.http.request_head import HEAD_BYTES_MAX
 from moldau.http.turn_queue import TurnQueue
 from moldau.observe.logging import ROOT
 
-STALL_TIMEOUT_S = 30.0
-"""How long a client may neither send the next bytes of a request body nor receive bytes of a response."""
+BODY_TIMEOUT_S = 300.0
+"""How long a request body may take in all. A client that sends a few bytes from time to time does not stall."""
 DISCARDED_BYTES_MAX = 64 * 1024 * 1024
 """How many bytes of a body may follow after the body was rejected as too large. A client that sends its whole body
 before it reads receives the response only if the rest is read."""
@@ -45,6 +45,7 @@ class AppConnection(HttpToolsProtocol):
         self._begun_in_packet = 0
         """The number of requests that start in the current packet."""
         self._body_bytes = 0
+        self._body_begun_s = 0.0
         self._last_read_s = 0.0
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
@@ -89,6 +90,7 @@ class AppConnection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._is_in_head = False
         self._cancel_read_timer()
+        self._body_begun_s = self.loop.time()
         self._read_timer = self.loop.call_later(STALL_TIMEOUT_S, self._check_read_stall)
         super().on_headers_complete()
 
@@ -121,9 +123,11 @@ class AppConnection(HttpToolsProtocol):
             super().shutdown()
 
     def _check_read_stall(self) -> None:
-        """Aborts the connection of a client that stopped sending its body. Reading may also be paused by this node."""
-        stalled_s = 0.0 if self.flow.read_paused else self.loop.time() - self._last_read_s
-        if stalled_s >= STALL_TIMEOUT_S:
+        """Aborts the connection of a client that stopped sending its body, or sends it too slowly. Reading may also be
+        paused by this node."""
+        now_s = self.loop.time()
+        stalled_s = 0.0 if self.flow.read_paused else now_s - self._last_read_s
+        if stalled_s >= STALL_TIMEOUT_S or now_s - self._body_begun_s >= BODY_TIMEOUT_S:
             self.transport.abort()
         else:
             self._read_timer = self.loop.call_later(STALL_TIMEOUT_S - stalled_s, self._check_read_stall)

@@ -5,7 +5,6 @@ import asyncio
 import gc
 from collections.abc import Callable
 
-from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn import Config
@@ -14,11 +13,13 @@ from uvicorn.server import ServerState
 from moldau.error_statuses import FORBIDDEN, UNAVAILABLE
 from moldau.http.app import create_app
 from moldau.http.app_connection import AppConnection
+from moldau.http.body import counting_bodies
 from moldau.http.browser_guard import find_refusal
 from moldau.http.context import HttpContext
 from moldau.http.errors import RETRY_HEADERS
 from moldau.http.front_connection import IDLE_TIMEOUT_S, FrontConnection
 from moldau.http.health import PATHS
+from moldau.http.node_metrics import METRICS_PATH
 from moldau.http.turn_queue import TurnQueue
 
 CONCURRENCY_MAX = 1_000
@@ -33,8 +34,8 @@ class LoadedApp:
         self._context = context
         self.state = ServerState()
         """The open connections and the requests in progress."""
-        self._turns = TurnQueue()
-        guarded = _guarded(create_app(context), context.broker.settings.broker.http_host)
+        self._turns = TurnQueue(lambda: context.broker.client_request_count)
+        guarded = _guarded(counting_bodies(create_app(context), context), context.broker.settings.broker.http_host)
         self._config = Config(
             _without_cancellation(_limited(guarded, self.state)),
             log_config=None,
@@ -80,12 +81,12 @@ class LoadedApp:
             connection.transport.abort()
 
 
-def _guarded(app: FastAPI, http_host: str) -> ASGIApp:
+def _guarded(app: ASGIApp, http_host: str) -> ASGIApp:
     """Returns an application that responds with status 403 to requests of other sites' web pages."""
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        refusal = None if scope["path"] in PATHS else find_refusal(scope["method"], headers, http_host)
+        refusal = None if scope["path"] in (*PATHS, METRICS_PATH) else find_refusal(scope["method"], headers, http_host)
         if refusal is None:
             await app(scope, receive, send)
         else:

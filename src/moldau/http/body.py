@@ -2,13 +2,14 @@
 
 import json
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from moldau.http.context import HttpContext
 from moldau.http.errors import HttpError
@@ -22,6 +23,9 @@ ERRORS_MAX = 20
 
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _SEPARATORS = ",[{"
+_BYTE_ORDER_MARK = "\ufeff"
+_RECEIVED_BODY = "moldau.received_body"
+"""The key of the ReceivedBody in the scope of a request."""
 
 ModelT = TypeVar("ModelT", bound="RequestBody")
 
@@ -32,18 +36,53 @@ class RequestBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-def get_context(request: Request) -> HttpContext:
+def context_of(request: Request) -> HttpContext:
     context: HttpContext = request.app.state.context
     return context
+
+
+async def get_context(request: Request) -> HttpContext:
+    """The dependency. FastAPI would run a plain function in a thread."""
+    return context_of(request)
 
 
 Context = Annotated[HttpContext, Depends(get_context)]
 
 
+class ReceivedBody:
+    """Counts the bytes of a request's body until the request has ended."""
+
+    def __init__(self, context: HttpContext) -> None:
+        self._context = context
+        self._bytes = 0
+
+    def add(self, size: int) -> None:
+        self._bytes += size
+        self._context.received_bytes += size
+
+    def release(self) -> None:
+        self._context.received_bytes -= self._bytes
+        self._bytes = 0
+
+
+def counting_bodies(app: ASGIApp, context: HttpContext) -> ASGIApp:
+    """Returns an application that releases the bytes of each body when its request has ended."""
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        body = scope[_RECEIVED_BODY] = ReceivedBody(context)
+        try:
+            await app(scope, receive, send)
+        finally:
+            body.release()
+
+    return run
+
+
 async def read_body(request: Request) -> bytes:
-    """Returns the body, which counts as received until `release_body`. Raises HttpError with status 413 if it is too
-    large, and 503 if the bodies of all requests in progress have too many bytes."""
-    context = get_context(request)
+    """Returns the body. Raises HttpError with status 413 if it is too large, and 503 if the bodies of all requests in
+    progress have too many bytes."""
+    context = context_of(request)
+    received: ReceivedBody = request.scope[_RECEIVED_BODY]
     limit = context.request_bytes_max
     error = HttpError(413, f"the body is larger than {limit} bytes (http.request.max.bytes)")
     declared = request.headers.get("content-length", "")
@@ -53,47 +92,36 @@ async def read_body(request: Request) -> bytes:
     try:
         async for chunk in request.stream():
             body += chunk
-            context.received_bytes += len(chunk)
+            received.add(len(chunk))
             if len(body) > limit:
                 raise error
             if context.received_bytes > max(RECEIVED_BYTES_MAX, 2 * limit):
                 raise HttpError(503, "other requests in progress have too many bytes")
-    except BaseException as failure:
-        release_body(context, body)
-        if isinstance(failure, ClientDisconnect):
-            # The client does not receive this response.
-            raise HttpError(400, "the client disconnected before the end of the body") from None
-        raise
+    except ClientDisconnect:
+        # The client does not receive this response.
+        raise HttpError(400, "the client disconnected before the end of the body") from None
     return bytes(body)
 
 
-def release_body(context: HttpContext, body: bytes | bytearray) -> None:
-    context.received_bytes -= len(body)
-
-
-def json_body(model: type[ModelT]) -> Callable[[Request], AsyncIterator[ModelT]]:
+def json_body(model: type[ModelT]) -> Callable[[Request], Awaitable[ModelT]]:
     """Returns a dependency that reads and validates the body. `body_schema` describes the body in OpenAPI."""
 
-    async def parse(request: Request) -> AsyncIterator[ModelT]:
-        data = await read_body(request)
-        try:
-            yield _validate(model, data)
-        finally:
-            release_body(get_context(request), data)
+    async def parse(request: Request) -> ModelT:
+        return _validate(model, await read_body(request))
 
     return parse
 
 
 def _validate(model: type[ModelT], data: bytes) -> ModelT:
     try:
-        text = data.decode("utf-8-sig")
+        text = data.decode().removeprefix(_BYTE_ORDER_MARK)
         _check_value_count(text)
-        tree = json.loads(text, parse_constant=_reject_constant)
+        tree = _DECODER.decode(text)
     except (ValueError, RecursionError) as error:
         raise HttpError(400, f"the body is not JSON: {error}") from None
-    known = [field.alias or name for name, field in model.model_fields.items()]
-    if isinstance(tree, dict) and len(tree) > len(known) + ERRORS_MAX:
+    if isinstance(tree, dict) and len(tree) > len(model.model_fields) + ERRORS_MAX:
         # Pydantic would report all unknown fields, which can be very many.
+        known = [field.alias or name for name, field in model.model_fields.items()]
         unknown = [name for name in tree if name not in known][:ERRORS_MAX]
         tree = {name: tree[name] for name in [*known, *unknown] if name in tree}
     try:
@@ -113,6 +141,9 @@ def _check_value_count(text: str) -> None:
 
 def _reject_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_reject_constant)
 
 
 def body_schema(model: type[RequestBody], example: dict[str, Any]) -> dict[str, Any]:

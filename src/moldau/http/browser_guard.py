@@ -5,6 +5,7 @@ listens on the user's machine. Browsers say where a request comes from; other cl
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 from ipaddress import ip_address
 
 CROSS_SITE = "requests from web pages of other sites are not accepted"
@@ -33,11 +34,13 @@ def find_refusal(method: str, headers: Mapping[str, str], http_host: str) -> str
     return None
 
 
+@lru_cache
 def _is_local(host: str) -> bool:
     """Whether a name cannot belong to a site: an IP address, or a name without a domain."""
     return _is_address(host) or "." not in host or host.endswith(".localhost")
 
 
+@lru_cache
 def _is_loopback(host: str) -> bool:
     if host == "localhost" or host.endswith(".localhost"):
         return True

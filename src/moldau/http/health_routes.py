@@ -1,13 +1,16 @@
-"""Health requests on connections that the HTTP API has taken over. The front connection responds to the others."""
+"""Requests for health and metrics on connections that the HTTP API has taken over. The front connection responds to the
+others."""
 
 from typing import Any
 
-from fastapi import APIRouter
-from fastapi.responses import JSONResponse
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
 
 from moldau.http.body import Context
 from moldau.http.errors import RETRY_HEADERS
 from moldau.http.health import health_response
+from moldau.http.node_metrics import render_metrics
+from moldau.metrics.exposition import CONTENT_TYPE
 
 router = APIRouter(tags=["health"])
 UNREADY: dict[int | str, dict[str, Any]] = {503: {"description": "Clients cannot use this node now."}}
@@ -16,6 +19,12 @@ UNREADY: dict[int | str, dict[str, Any]] = {503: {"description": "Clients cannot
 def _response(path: str, context: Context) -> JSONResponse:
     status, body = health_response(path, context.broker)
     return JSONResponse(body, status, RETRY_HEADERS if status == 503 else None)
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+async def metrics(context: Context) -> Response:
+    """Returns the metrics of this node for Prometheus."""
+    return Response(b"".join(await render_metrics(context.broker)), media_type=CONTENT_TYPE)
 
 
 @router.get("/healthcheck")

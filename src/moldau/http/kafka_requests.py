@@ -9,9 +9,8 @@ from typing import Any
 from moldau.http.context import HttpContext
 from moldau.server.api import REGISTRY, ClientConnection, RequestContext
 from moldau.wire.api_keys import ApiKey
+from moldau.wire.client_ids import HTTP_CLIENT_ID
 from moldau.wire.codec import Message, decoder, encoder
-
-CLIENT_ID = "moldau-http"
 
 
 async def execute(
@@ -28,7 +27,7 @@ async def execute(
     request = decoder(api_key, version, "request")(memoryview(encoded))
     connection = ClientConnection(peer, context.broker.settings.broker.inter_broker_listener)
     try:
-        response = await api.handler(request, RequestContext(connection, version, CLIENT_ID), context.broker)
+        response = await api.handler(request, RequestContext(connection, version, HTTP_CLIENT_ID), context.broker)
     finally:
         connection.close_callbacks.close()
     return {} if response is None else response

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from moldau.http.context import HttpContext
 from moldau.http.front_connection import FrontConnection
 from moldau.http.health import HealthResponse, health_response
+from moldau.http.node_metrics import render_metrics
 from moldau.observe.logging import get_logger
 
 if TYPE_CHECKING:
@@ -84,6 +85,15 @@ class HttpServer:
     def health_response(self, path: str) -> HealthResponse:
         assert self._context is not None
         return health_response(path, self._context.broker)
+
+    async def render_metrics(self) -> list[bytes]:
+        assert self._context is not None
+        try:
+            return await render_metrics(self._context.broker)
+        except Exception:
+            self._context.unexpected_errors += 1
+            log.exception("the metrics cannot be written")
+            raise
 
     def hand_over(self, connection: FrontConnection) -> None:
         if self._app is not None:

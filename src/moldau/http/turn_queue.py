@@ -1,17 +1,40 @@
-"""A queue that spreads the work of HTTP connections over iterations of the event loop.
+"""A queue that lets HTTP connections take turns with Kafka requests.
 
 An HTTP request costs several times as much as a Kafka request. Without the queue, a Kafka request would wait for one
-request of every busy HTTP connection.
+request of every busy HTTP connection. So each iteration of the event loop processes the bytes of one HTTP connection.
+
+While Kafka clients send requests, turns are also paced: the next one starts when the event loop has been idle for as
+long as it was busy since the last one. Otherwise HTTP clients could keep the loop, and the cores that other nodes and
+clients share with it, always busy, and every step of a Kafka request would wait.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
 
+from moldau.platform.cpu import thread_cpu_s
+
+BUSY_SHARE_MAX = 0.5
+"""The share of time for which the event loop may be busy before the next turn is delayed."""
+PAUSE_MAX_S = 0.004
+"""The longest pause between two turns, so that HTTP requests make progress if Kafka clients keep the loop busy."""
+TIMER_RESOLUTION_S = 0.001
+"""uvloop rounds shorter delays to zero."""
+KAFKA_ACTIVE_S = 0.1
+"""How long Kafka clients count as active after a request."""
+
 
 class TurnQueue:
-    def __init__(self) -> None:
+    def __init__(self, kafka_request_count: Callable[[], int], loop_cpu_s: Callable[[], float] = thread_cpu_s) -> None:
+        """`kafka_request_count` returns how many requests Kafka clients have sent to this node. `loop_cpu_s` returns
+        the CPU time of the event loop."""
+        self._kafka_request_count = kafka_request_count
+        self._loop_cpu_s = loop_cpu_s
         self._callbacks: deque[Callable[[], None]] = deque()
+        self._last_count = kafka_request_count()
+        self._kafka_active_until_s = 0.0
+        self._last_turn_s = 0.0
+        self._last_turn_cpu_s = 0.0
 
     def add(self, callback: Callable[[], None]) -> None:
         """Calls `callback` in a later iteration of the event loop, one callback in each, in the order of the calls."""
@@ -20,10 +43,26 @@ class TurnQueue:
             asyncio.get_running_loop().call_soon(self._run_next)
 
     def _run_next(self) -> None:
+        loop = asyncio.get_running_loop()
+        pause_s = self._pause_s(loop.time())
+        if pause_s > 0:
+            loop.call_later(max(pause_s, TIMER_RESOLUTION_S), self._run_next)
+            return
+        self._last_turn_s, self._last_turn_cpu_s = loop.time(), self._loop_cpu_s()
         callback = self._callbacks[0]
         try:
             callback()
         finally:
             self._callbacks.popleft()
             if self._callbacks:
-                asyncio.get_running_loop().call_soon(self._run_next)
+                loop.call_soon(self._run_next)
+
+    def _pause_s(self, now_s: float) -> float:
+        """Returns for how long the next turn must wait."""
+        count = self._kafka_request_count()
+        if count != self._last_count:
+            self._last_count, self._kafka_active_until_s = count, now_s + KAFKA_ACTIVE_S
+        if now_s >= self._kafka_active_until_s:
+            return 0.0
+        busy_s = self._loop_cpu_s() - self._last_turn_cpu_s
+        return min(busy_s / BUSY_SHARE_MAX, PAUSE_MAX_S) - (now_s - self._last_turn_s)

@@ -22,12 +22,13 @@ from moldau.metadata.image import MetadataDelta, MetadataImage
 from moldau.peers.probe import ProbeResult, probe_address
 from moldau.platform.clock import Clock
 from moldau.wire.api_keys import ApiKey
+from moldau.wire.client_ids import node_client_id
 from moldau.wire.codec import Message
 
 PROBE_TIMEOUT_MS = 1_000
+"""The timeout for probing all addresses of a host name that has several."""
 _CLOSED_BY_PEER = (None, errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE)
 """The error numbers of a connection that the peer accepted and then closed."""
-"""The timeout for probing all addresses of a host name that has several."""
 
 
 class Connect(Protocol):
@@ -53,7 +54,7 @@ class PeerClient:
         self._clock = clock
         self._request_timeout_ms = request_timeout_ms
         self._connect = Connection.open if connect is None else connect
-        self._client_id = f"node-{node_id}"
+        self._client_id = node_client_id(node_id)
         self.addresses: dict[int, Address] = {}
         """The latest address of each node, from its broker registration or from the quorum."""
         self._quorum_addresses: dict[int, Address] = {}

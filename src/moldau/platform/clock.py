@@ -8,6 +8,9 @@ class Clock(Protocol):
     def monotonic_ms(self) -> int:
         """Returns a time in milliseconds that never decreases, for deadlines, timeouts and leases."""
 
+    def monotonic_us(self) -> int:
+        """Returns the same time in microseconds, to measure durations."""
+
     def wall_ms(self) -> int:
         """Returns milliseconds since 1970. This clock may jump, so only record timestamps and retention use it."""
 
@@ -20,6 +23,9 @@ _MONOTONIC: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 class SystemClock:
     def monotonic_ms(self) -> int:
         return time.clock_gettime_ns(_MONOTONIC) // 1_000_000
+
+    def monotonic_us(self) -> int:
+        return time.clock_gettime_ns(_MONOTONIC) // 1_000
 
     def wall_ms(self) -> int:
         return time.time_ns() // 1_000_000

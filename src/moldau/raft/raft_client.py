@@ -112,6 +112,12 @@ class RaftClient:
         return self._executor.failure is None and self._state.is_leader
 
     @property
+    def role(self) -> str:
+        """The role of this node as in Kafka's metrics: `leader`, `candidate`, …; `observer` if it is no voter."""
+        is_voter = any(each.node_id == self._state.quorum.node_id for each in self.voters)
+        return type(self._state.quorum.epoch_state).__name__.removesuffix("State").lower() if is_voter else "observer"
+
+    @property
     def leader_id(self) -> int:
         """The leader of the quorum; NO_LEADER (-1) if unknown."""
         return raft.NO_LEADER if self._executor.failure is not None else self._state.leader_id
@@ -282,6 +288,10 @@ class RaftClient:
     @property
     def log_start_offset(self) -> int:
         return self._state.log.start_offset
+
+    @property
+    def log_end_offset(self) -> int:
+        return self._state.log.log_end.offset
 
     @property
     def last_leader_epoch(self) -> int:

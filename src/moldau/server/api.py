@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 from moldau.error_codes import error_code, error_message
 from moldau.errors import MoldauError
 from moldau.logs.store import LogName
+from moldau.metrics.request_metrics import RequestMetrics
+from moldau.metrics.topic_metrics import BrokerTopicMetrics
 from moldau.partitions.delayed_operations import CallbackList
 from moldau.server.cpu_budget import CpuBudget
 from moldau.wire.api_keys import ApiKey
@@ -70,6 +72,10 @@ class Broker:
     """Set once the cluster has accepted this node. Until then, client requests are parked."""
     cpu_budget: CpuBudget = field(default_factory=CpuBudget)
     """Limits CPU-heavy work that would block the event loop."""
+    topic_metrics: BrokerTopicMetrics = field(default_factory=BrokerTopicMetrics)
+    request_metrics: RequestMetrics = field(default_factory=RequestMetrics)
+    client_request_count: int = 0
+    """The number of requests from Kafka clients, without those of other nodes and of the HTTP API."""
 
 
 @dataclass(slots=True, eq=False)

@@ -7,6 +7,7 @@ from typing import NamedTuple, cast
 
 from moldau.error_codes import ErrorCode
 from moldau.errors import MoldauError
+from moldau.metrics.histogram import DurationHistogram
 from moldau.network.connection import CloseConnectionError
 from moldau.network.response_sender import Part
 from moldau.observe.logging import get_logger
@@ -14,6 +15,7 @@ from moldau.server.api import ApiRegistration, Broker, ClientConnection, Registr
 from moldau.server.forwarding import ForwardedResponse, forward_to_controller
 from moldau.server.metadata_fetch import is_metadata_fetch
 from moldau.wire.api_keys import ApiKey
+from moldau.wire.client_ids import is_sent_by_node
 from moldau.wire.codec import DecodeError, Message, decoder, encoder, has_flexible_header
 from moldau.wire.frames import RequestHeader, ResponseFrame, read_request_header, skip_tagged_fields
 from moldau.wire.messages import FetchRequest
@@ -39,6 +41,8 @@ class _Route(NamedTuple):
     requires_ready_broker: bool
     waits_for_flush: bool
     """Whether a request waits until the records of earlier requests of its connection are flushed."""
+    durations: DurationHistogram
+    """From the start of a request to its response, without requests that end with the connection."""
 
 
 class Dispatcher:
@@ -61,6 +65,8 @@ class Dispatcher:
         Produce keeps the frame until its records are in the log, because the records are not copied. Forwarded
         requests also keep the frame. For all other requests, the frame is released before the handler runs.
         """
+        clock = self._broker.platform.clock
+        start_us = clock.monotonic_us()
         try:
             header = read_request_header(frame)
             route = self._routes.get((header.api_key, header.version)) or self._find_route(header)
@@ -69,6 +75,8 @@ class Dispatcher:
             api = route.api
             if api.inter_broker:
                 self._check_listener(header, connection)
+            elif not is_sent_by_node(header.client_id):
+                self._broker.client_request_count += 1
             start = skip_tagged_fields(frame, header.body_start) if route.is_flexible else header.body_start
             request = route.decode(frame[start:])
         except DecodeError as error:
@@ -94,6 +102,7 @@ class Dispatcher:
             if route.keeps_frame:
                 del frame
             response = await handling
+            route.durations.record((clock.monotonic_us() - start_us) / 1000)
             if response is None:
                 return None
             if isinstance(response, ForwardedResponse):
@@ -159,6 +168,7 @@ class Dispatcher:
             keeps_frame=api_key == ApiKey.PRODUCE or api.forwarded,
             requires_ready_broker=not api.inter_broker and api_key != ApiKey.API_VERSIONS,
             waits_for_flush=api_key != ApiKey.PRODUCE,
+            durations=self._broker.request_metrics.of(api_key),
         )
         return route
 

@@ -213,11 +213,14 @@ def test_a_replica_that_is_offline_or_on_another_broker_cannot_be_moved(
     assert [(each.partition_index, each.error_code) for each in response.results[0].partitions] == [(0, 9), (1, 56)]
 
 
-def test_a_duplicate_partition_is_described_once(keeper: AdminBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("api_key", [ApiKey.DESCRIBE_PRODUCERS, ApiKey.DESCRIBE_REPLICA_PROGRESS])
+def test_a_duplicate_partition_is_described_once(
+    keeper: AdminBroker, monkeypatch: pytest.MonkeyPatch, api_key: ApiKey
+) -> None:
     monkeypatch.setattr(keeper, "replica_manager", SimpleNamespace(get=lambda name, index: None))
     named = [("a", [0, 1, 0]), ("b", [5]), ("a", [1, 2])]
     topics = [{"name": name, "partition_indexes": indexes} for name, indexes in named]
-    response = keeper.send(ApiKey.DESCRIBE_PRODUCERS, topics=topics)
+    response = keeper.send(api_key, topics=topics)
     assert [(topic.name, [each.partition_index for each in topic.partitions]) for topic in response.topics] == [
         ("a", [0, 1, 2]),
         ("b", [5]),

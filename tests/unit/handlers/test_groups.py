@@ -50,6 +50,7 @@ from moldau.handlers import REGISTRY
 from moldau.handlers.a10_find_coordinator import find_coordinator
 from moldau.logs.store import LogName
 from moldau.metadata.image import NO_LEADER, PartitionRegistration, TopicImage
+from moldau.metrics.request_metrics import RequestMetrics
 from moldau.server.api import Broker, ClientConnection, RequestContext
 from moldau.server.dispatcher import Dispatcher
 from moldau.transactions.requests import AddPartitionsRequest
@@ -146,8 +147,11 @@ class GroupBroker(AdminBroker):
         self.transactions = ScriptedGroups()
         self.transaction_verifier = ScriptedVerifier()
         self.late_requests = SimpleNamespace(check=lambda *_: None)
+        self.client_request_count = 0
+        self.request_metrics = RequestMetrics()
         self.platform = SimpleNamespace(
-            random=random.Random(1), clock=SimpleNamespace(wall_ms=lambda: WALL_MS, monotonic_ms=lambda: 0)
+            random=random.Random(1),
+            clock=SimpleNamespace(wall_ms=lambda: WALL_MS, monotonic_ms=lambda: 0, monotonic_us=lambda: 0),
         )
 
 

@@ -36,6 +36,9 @@ SETTINGS = BrokerSettings(
 class Clock:
     now_ms = 0
 
+    def monotonic_us(self) -> int:
+        return Clock.now_ms * 1_000
+
     def monotonic_ms(self) -> int:
         Clock.now_ms += 1
         return Clock.now_ms

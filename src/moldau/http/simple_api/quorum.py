@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from moldau.controller.messages import raise_for_code
 from moldau.errors import CorruptRecordError, OffsetOutOfRangeError
-from moldau.http.body import Context, RequestBody, body_schema, get_context, json_body
+from moldau.http.body import Context, RequestBody, body_schema, context_of, json_body
 from moldau.http.errors import HttpError
 from moldau.http.kafka_requests import execute
 from moldau.http.simple_api.fields import Count, Epoch, LastOffset, NodeId
@@ -169,7 +169,7 @@ def _log_end(last_offset: int, last_offset_epoch: int) -> EpochEndOffset:
 
 async def _execute(request: Request, api_key: ApiKey, version: int, partition: dict[str, Any]) -> dict[str, Any]:
     """Executes a request of the quorum on this node and returns the result for the metadata log."""
-    context = get_context(request)
+    context = context_of(request)
     broker = context.broker
     leader = next((each for each in broker.quorum.voters if each.node_id == partition.get("leader_id")), None)
     tree = {

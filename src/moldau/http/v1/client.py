@@ -8,8 +8,8 @@ from moldau.client.net.cluster import Cluster
 from moldau.client.producer.producer import ACKS_ALL, Producer
 from moldau.server.api import Broker
 from moldau.settings.listeners import ListenerEndpoint
+from moldau.wire.client_ids import HTTP_CLIENT_ID
 
-CLIENT_ID = "moldau-http"
 REQUEST_TIMEOUT_MS = 10_000
 DELIVERY_TIMEOUT_MS = 25_000
 """How long a record may take to be written. Most HTTP clients wait for 30 s or longer."""
@@ -38,13 +38,22 @@ class HttpClient:
         return Admin(await self.cluster(), timeout_ms=REQUEST_TIMEOUT_MS)
 
     async def producer(self, acks: int) -> Producer:
-        """Returns the producer for this value of acks. Only the one with acks=all is idempotent."""
+        """Returns the producer for this value of acks. Only the one with acks=all is idempotent.
+
+        A producer that cannot send records any more is replaced.
+        """
         cluster = await self.cluster()
-        if acks not in self._producers:
+        if self._usable_producer(acks) is None:
             async with self._starting:
-                if acks not in self._producers:
+                if self._usable_producer(acks) is None:
+                    if acks in self._producers:
+                        await self._producers.pop(acks).abort()
                     self._producers[acks] = await self._start_producer(cluster, acks)
         return self._producers[acks]
+
+    def _usable_producer(self, acks: int) -> Producer | None:
+        producer = self._producers.get(acks)
+        return None if producer is None or producer.failure is not None else producer
 
     async def _start_producer(self, cluster: Cluster, acks: int) -> Producer:
         request_bytes_max = self._broker.settings.broker.http_request_max_bytes
@@ -79,7 +88,7 @@ class HttpClient:
         platform = self._broker.platform
         cluster = Cluster(
             self._own_address(),
-            client_id=CLIENT_ID,
+            client_id=HTTP_CLIENT_ID,
             clock=platform.clock,
             random=platform.random,
             request_timeout_ms=REQUEST_TIMEOUT_MS,

@@ -12,7 +12,7 @@ from pydantic import Field
 from moldau.client.consumer.completed_fetch import READ_COMMITTED, READ_UNCOMMITTED, CompletedFetch
 from moldau.client.consumer.fetcher import Fetcher
 from moldau.client.consumer.offset_lookup import EARLIEST, LATEST, list_offsets
-from moldau.client.errors import ErrorCode, KafkaError
+from moldau.client.errors import ErrorCode, KafkaError, RequestTimedOutError
 from moldau.client.net.cluster import Cluster
 from moldau.client.net.metadata import NO_LEADER, TopicInfo
 from moldau.client.producer.partitioner import partition_of_key
@@ -131,8 +131,13 @@ async def _send_all(
 ) -> list[RecordMetadata | KafkaError]:
     """Returns the result of each record."""
     futures: list[asyncio.Future[RecordMetadata] | KafkaError] = []
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + REQUEST_TIMEOUT_MS / 1000
     for record in records:
         try:
+            if loop.time() > deadline_s:
+                # Every record may wait for a full buffer.
+                raise RequestTimedOutError(f"{topic.name} did not accept all records in {REQUEST_TIMEOUT_MS} ms")
             futures.append(await _send(producer, topic, record))
         except KafkaError as error:
             futures.append(error)

@@ -96,7 +96,8 @@ def _missing_topic(name: str) -> KafkaError:
     return KafkaError(ErrorCode.unknown_topic_or_partition, f"topic {name} does not exist")
 
 
-def get_state(request: Request) -> V1State:
+async def get_state(request: Request) -> V1State:
+    """The dependency. FastAPI would run a plain function in a thread."""
     state: V1State = request.app.state.v1
     return state
 

@@ -37,6 +37,9 @@ class SimulatedClock:
     def monotonic_ms(self) -> int:
         return self._monotonic_start_ms + self._elapsed_ms()
 
+    def monotonic_us(self) -> int:
+        return self.monotonic_ms() * 1_000
+
     def wall_ms(self) -> int:
         return WALL_START_MS + self.wall_error_ms + self._elapsed_ms()
 

@@ -1,0 +1,1 @@
+"""Metrics of a node in Prometheus' text format, with the names that existing dashboards of Kafka use."""
