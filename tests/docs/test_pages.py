@@ -61,6 +61,33 @@ def test_the_example_of_exactly_once_runs() -> None:
                 process.kill()
 
 
+def test_the_example_of_a_handler_runs() -> None:
+    async def order(bootstrap: str) -> None:
+        async with Producer(bootstrap) as producer:
+            for _ in range(600):
+                # The group starts at the end of the topic, so the first records may come too early.
+                await producer.send("orders", b"tea")
+                await asyncio.sleep(0.1)
+
+    example = next(block for block in blocks("docs/client.md", "python") if "RecordListener(" in block)
+    with Broker(["orders", "orders.dead"]) as broker:
+        program = example.replace(DEFAULT_BOOTSTRAP, broker.bootstrap)
+        with subprocess.Popen([sys.executable, "-u", "-c", program], stdout=subprocess.PIPE, text=True) as process:
+
+            async def first_line() -> str:
+                assert process.stdout is not None
+                ordering = asyncio.create_task(order(broker.bootstrap))
+                try:
+                    return await asyncio.wait_for(asyncio.to_thread(process.stdout.readline), 60)
+                finally:
+                    ordering.cancel()
+
+            try:
+                assert asyncio.run(first_line()) == "b'tea'\n"
+            finally:
+                process.kill()
+
+
 def test_the_examples_of_transactions_run(tmp_path: Path) -> None:
     first, confluent = blocks("docs/transactions.md", "python")
     with Broker() as broker:

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
         RequestTimedOutError,
         TransactionAbortableError,
     )
+    from moldau.client.group.assignors import ConsumerPartitionAssignor
+    from moldau.client.group.sticky_assignment import SubscribedMember
+    from moldau.client.listener.dead_letters import DeadLetterTopic
+    from moldau.client.listener.record_listener import AckMode, Acknowledgement, HandlerFailedError, RecordListener
     from moldau.client.net.cluster import Cluster
     from moldau.client.producer.producer import Producer, RecordMetadata
     from moldau.client.producer.transaction import Transaction
@@ -35,6 +39,8 @@ if TYPE_CHECKING:
     from moldau.client.security.config import Security
 
 __all__ = [
+    "AckMode",
+    "Acknowledgement",
     "Admin",
     "AuthenticationError",
     "ClientClosedError",
@@ -42,9 +48,12 @@ __all__ = [
     "CommitFailedError",
     "ConnectionLostError",
     "Consumer",
+    "ConsumerPartitionAssignor",
     "ConsumerRecord",
+    "DeadLetterTopic",
     "ErrorCode",
     "Fetcher",
+    "HandlerFailedError",
     "IllegalStateError",
     "KafkaError",
     "NoOffsetForPartitionError",
@@ -52,9 +61,11 @@ __all__ = [
     "Producer",
     "ProducerFencedError",
     "RebalanceInProgressError",
+    "RecordListener",
     "RecordMetadata",
     "RequestTimedOutError",
     "Security",
+    "SubscribedMember",
     "TopicPartition",
     "Transaction",
     "TransactionAbortableError",
@@ -62,15 +73,22 @@ __all__ = [
 ]
 
 _MODULES = {
+    "AckMode": "moldau.client.listener.record_listener",
+    "Acknowledgement": "moldau.client.listener.record_listener",
     "Admin": "moldau.client.admin.admin",
     "Cluster": "moldau.client.net.cluster",
     "Consumer": "moldau.client.consumer.consumer",
+    "ConsumerPartitionAssignor": "moldau.client.group.assignors",
     "ConsumerRecord": "moldau.client.record",
+    "DeadLetterTopic": "moldau.client.listener.dead_letters",
     "Fetcher": "moldau.client.consumer.fetcher",
+    "HandlerFailedError": "moldau.client.listener.record_listener",
     "OffsetAndMetadata": "moldau.client.consumer.subscription_state",
     "Producer": "moldau.client.producer.producer",
+    "RecordListener": "moldau.client.listener.record_listener",
     "RecordMetadata": "moldau.client.producer.producer",
     "Security": "moldau.client.security.config",
+    "SubscribedMember": "moldau.client.group.sticky_assignment",
     "TopicPartition": "moldau.client.record",
     "Transaction": "moldau.client.producer.transaction",
     "exactly_once": "moldau.client.consume_transform_produce",

@@ -18,6 +18,7 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from moldau.client.listener.dead_letters import PREFIX
 from moldau.pipelines.definition import (
     BadRecordPolicy,
     Format,
@@ -27,7 +28,6 @@ from moldau.pipelines.definition import (
     SinkKind,
     Source,
 )
-from moldau.pipelines.records.columns import PREFIX
 from moldau.pipelines.spec.loader import check_definition, load
 from moldau.pipelines.spec.python_file import Pipeline
 from moldau.settings.option_parser import suggest_names

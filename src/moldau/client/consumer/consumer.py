@@ -35,7 +35,7 @@ from moldau.client.consumer.subscription_state import (
 )
 from moldau.client.consumer.topic_subscription import TopicSubscription
 from moldau.client.errors import IllegalStateError
-from moldau.client.group.assignors import get_assignor
+from moldau.client.group.assignors import ConsumerPartitionAssignor, resolve_assignors
 from moldau.client.group.driver import MembershipDriver
 from moldau.client.group.events import Closed, RevokeAll, SubscriptionChanged, Unsubscribed
 from moldau.client.group.member_state import ConsumerGroupMetadata, GroupRebalanceConfig
@@ -108,7 +108,7 @@ class Consumer:
         cluster: Cluster | None = None,
         group_id: str | None = None,
         group_instance_id: str | None = None,
-        assignors: Sequence[str] = ("range", "cooperative-sticky"),
+        assignors: Sequence[str | ConsumerPartitionAssignor] = ("range", "cooperative-sticky"),
         auto_offset_reset: Literal["earliest", "latest", "none"] = "latest",
         enable_auto_commit: bool = True,
         auto_commit_interval_ms: int = 5_000,
@@ -126,8 +126,9 @@ class Consumer:
     ) -> None:
         """Takes either `bootstrap` servers, with `cluster_settings` as in `Cluster`, or a started, shared `cluster`.
 
-        If all `assignors` are cooperative, members keep their partitions during a rebalance; otherwise they revoke all
-        of them first. Without a group the consumer cannot commit, and partitions are assigned manually.
+        `assignors` are names, or assignors of your own; the preferred one comes first. If all are cooperative, members
+        keep their partitions during a rebalance; otherwise they revoke all of them first. Without a group the consumer
+        cannot commit, and partitions are assigned manually.
         """
         source = cluster if bootstrap is None else bootstrap
         if source is None or (bootstrap is not None and cluster is not None):
@@ -149,7 +150,7 @@ class Consumer:
         self._isolation_level = _ISOLATION_LEVELS[isolation_level]
         self._group_config = GroupRebalanceConfig(
             group_id or "",
-            tuple(get_assignor(name) for name in assignors),
+            resolve_assignors(assignors),
             group_instance_id,
             session_timeout_ms,
             heartbeat_interval_ms,
@@ -373,6 +374,15 @@ class Consumer:
         """Whether only transactions move the group's offsets, and open and aborted transactions are not read."""
         is_auto_commit = self._group_config.auto_commit
         return self._coordinator is not None and not is_auto_commit and self._isolation_level == READ_COMMITTED
+
+    @property
+    def is_auto_commit(self) -> bool:
+        """Whether the consumer commits by itself, or has no group and cannot commit."""
+        return self._coordinator is None or self._group_config.auto_commit
+
+    @property
+    def max_poll_interval_ms(self) -> int:
+        return self._group_config.poll_interval_max_ms
 
     # Polling
 

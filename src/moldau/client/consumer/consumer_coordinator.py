@@ -2,7 +2,7 @@
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from moldau.client.consumer.fetch_manager import FetchManager
@@ -88,11 +88,18 @@ class ConsumerCoordinator:
                 await self._revoke_partitions(partitions, self.listener.on_lost)
             case events.AssignPartitions(partitions, added):
                 self._fetch_manager.assign(_topic_partitions(partitions))
+                self._notify_assignor(partitions)
                 await _invoke_callback(self.listener.on_assigned, _topic_partitions(added))
             case events.RaiseError(error):
                 raise error
             case _:
                 raise AssertionError(f"{effect} is not an effect for the consumer")
+
+    def _notify_assignor(self, partitions: Sequence[Partition]) -> None:
+        membership = self.member.membership
+        for each in membership.config.assignors:
+            if each.name == membership.generation.protocol:
+                each.on_assignment(partitions, membership.generation.generation_id)
 
     async def _revoke_partitions(self, partitions: Iterable[Partition], callback: RebalanceCallback | None) -> None:
         revoked = _topic_partitions(partitions)

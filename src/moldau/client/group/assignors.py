@@ -45,6 +45,11 @@ NO_ASSIGNMENT = PreviousAssignment()
 
 
 class ConsumerPartitionAssignor(ABC):
+    """An assignor of this client, or of a user: `Consumer(assignors=[MyAssignor()])`.
+
+    All members of a group need an assignor with the same name. The leader's one assigns the partitions.
+    """
+
     name: ClassVar[str]
     is_cooperative: ClassVar[bool] = False
     """Whether members keep their partitions while they rejoin."""
@@ -54,7 +59,13 @@ class ConsumerPartitionAssignor(ABC):
 
     @abstractmethod
     def assign(self, partition_counts: Mapping[str, int], members: Sequence[SubscribedMember]) -> Assignments:
-        """Assigns the partitions of all topics in `partition_counts`; other topics do not exist."""
+        """Assigns the partitions of all topics in `partition_counts`; other topics do not exist.
+
+        Returns the partitions of every member. Each partition belongs to one member at most.
+        """
+
+    def on_assignment(self, partitions: Sequence[Partition], generation_id: int) -> None:  # noqa: B027 - optional
+        """Called on every member when it has received its partitions, inside the poll."""
 
 
 class RangeAssignor(ConsumerPartitionAssignor):
@@ -179,6 +190,18 @@ def get_assignor(name: str) -> ConsumerPartitionAssignor:
     return _ASSIGNORS[name]
 
 
+def resolve_assignors(assignors: Sequence[str | ConsumerPartitionAssignor]) -> tuple[ConsumerPartitionAssignor, ...]:
+    """Returns assignors by name or as they are. Raises ValueError for unknown and duplicate names."""
+    for each in assignors:
+        if not isinstance(each, str | ConsumerPartitionAssignor):
+            raise ValueError(f"{each!r} is not an assignor: pass a name or a ConsumerPartitionAssignor")
+    resolved = [get_assignor(each) if isinstance(each, str) else each for each in assignors]
+    names = [each.name for each in resolved]
+    if len(set(names)) < len(names):
+        raise ValueError(f"two assignors have the same name: {', '.join(names)}")
+    return tuple(resolved)
+
+
 # The group leader
 
 
@@ -242,8 +265,10 @@ def perform_assignment(
     members: Sequence[SubscribedMember],
     leader_id: str,
 ) -> tuple[tuple[str, bytes], ...]:
-    """Returns each member id with its encoded assignment, for SyncGroup."""
+    """Returns each member id with its encoded assignment, for SyncGroup. Raises ValueError if the assignor returns an
+    invalid assignment."""
     assignments = assignor.assign(partition_counts, members)
+    _check_assignments(assignments, partition_counts, members)
     user_data = dict.fromkeys(assignments, NO_USER_DATA)
     for member in members:
         if member.instance_id is not None:
@@ -255,3 +280,19 @@ def perform_assignment(
         (member_id, encode_assignment(Assignment(tuple(partitions), encode_user_data(user_data[member_id]))))
         for member_id, partitions in sorted(assignments.items())
     )
+
+
+def _check_assignments(
+    assignments: Assignments, partition_counts: Mapping[str, int], members: Sequence[SubscribedMember]
+) -> None:
+    topics = {member.member_id: set(member.subscription.topics) for member in members}
+    if assignments.keys() != topics.keys():
+        different = ", ".join(sorted(assignments.keys() ^ topics.keys()))
+        raise ValueError(f"the assignment must have a list of partitions for each member: check {different}")
+    owners: dict[Partition, str] = {}
+    for member_id, partitions in assignments.items():
+        for topic, index in partitions:
+            if not 0 <= index < partition_counts.get(topic, 0) or topic not in topics[member_id]:
+                raise ValueError(f"{member_id} cannot have {topic}-{index}: it does not exist or is not subscribed to")
+            if owners.setdefault((topic, index), member_id) != member_id:
+                raise ValueError(f"{topic}-{index} has two owners: {owners[topic, index]} and {member_id}")

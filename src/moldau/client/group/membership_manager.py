@@ -211,17 +211,19 @@ class MembershipManager:
         return [events.LosePartitions(lost)]
 
     def _send_join(self, coordinator: int) -> list[Effect]:
-        reason = self._current_rejoin_reason()
-        self.state = MemberState.JOINING
-        self._clear_leadership()
-        self._rejoin_reason = ""
-        topics = self._joined_topics = self._topics or ()
-        self._join_attempt += 1
+        topics = self._topics or ()
         protocols = []
+        # The assignor may be the user's, so call it before the state changes.
         for each in self.config.assignors:
             user_data = each.user_data(self._previous_assignment)
             subscription = Subscription(topics, user_data, self.owned_partitions, self.generation.generation_id)
             protocols.append((each.name, encode_subscription(subscription)))
+        reason = self._current_rejoin_reason()
+        self.state = MemberState.JOINING
+        self._clear_leadership()
+        self._rejoin_reason = ""
+        self._joined_topics = topics
+        self._join_attempt += 1
         timeout_ms = self.config.poll_interval_max_ms + JOIN_GROUP_TIMEOUT_LAPSE_MS
         member_id = self.generation.member_id
         return [events.SendJoin(self._join_attempt, coordinator, member_id, tuple(protocols), reason, timeout_ms)]
@@ -268,11 +270,16 @@ class MembershipManager:
             return self._on_assignment_failed(
                 now_ms, f"the coordinator selected the unknown assignor {self.generation.protocol!r}"
             )
-        assignments = perform_assignment(selected[0], counts, self._leader.members, self.generation.member_id)
+        try:
+            assignments = perform_assignment(selected[0], counts, self._leader.members, self.generation.member_id)
+        except Exception as error:
+            # The assignor may be the user's. The next poll raises the error.
+            return self._on_assignment_failed(now_ms, f"the assignor {selected[0].name!r} failed: {error!r}", error)
         return self._send_sync(assignments)
 
-    def _on_assignment_failed(self, now_ms: int, message: str) -> list[Effect]:
+    def _on_assignment_failed(self, now_ms: int, message: str, cause: Exception | None = None) -> list[Effect]:
         self._pending_error = KafkaError(ErrorCode.inconsistent_group_protocol, message)
+        self._pending_error.__cause__ = cause
         return self._request_rejoin(now_ms, message)
 
     def _send_sync(self, assignments: Sequence[tuple[str, bytes]]) -> list[Effect]:

@@ -311,6 +311,11 @@ class Producer:
         self._sender.wakeup()
         await done
 
+    @property
+    def failure(self) -> KafkaError | None:
+        """Why this producer cannot send records any more; None if it can."""
+        return self._sender.failure
+
     async def partition_count(self, topic: str) -> int:
         self._check_open()
         await self._wait_on_metadata(topic)

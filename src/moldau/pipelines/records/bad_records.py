@@ -5,18 +5,9 @@ from collections.abc import Mapping
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from moldau.client.listener.dead_letters import PREFIX, ErrorHeader
 from moldau.pipelines.definition import BadRecordPolicy, Source
-from moldau.pipelines.records.columns import (
-    BAD,
-    EXPECTATION,
-    IS_BAD,
-    METADATA,
-    PREFIX,
-    RAW_HEADERS,
-    RAW_KEY,
-    RAW_VALUE,
-    ErrorHeader,
-)
+from moldau.pipelines.records.columns import BAD, EXPECTATION, IS_BAD, METADATA, RAW_HEADERS, RAW_KEY, RAW_VALUE
 from moldau.pipelines.records.decoder import failure_struct
 from moldau.pipelines.records.sql_text import cases, literal, quoted, struct
 

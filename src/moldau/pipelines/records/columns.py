@@ -1,6 +1,4 @@
-"""The names of record columns and of dead-letter headers. Header values are UTF-8 text. Times are in milliseconds."""
-
-from enum import StrEnum
+"""The names of record columns, and the reasons why a record is bad."""
 
 METADATA = ("_key", "_topic", "_partition", "_offset", "_timestamp", "_headers", "_deleted")
 """The metadata columns of a source's view. `_deleted` is true if the record has no value."""
@@ -14,20 +12,3 @@ BAD = "__bad"
 
 MALFORMED, SCHEMA_MISMATCH, EXPECTATION = "malformed", "schema_mismatch", "expectation"
 """The reasons why a record is bad."""
-
-PREFIX = "moldau.error."
-REDRIVEN = "moldau.redriven"
-"""The header that counts how often a record was sent back to its topic."""
-
-
-class ErrorHeader(StrEnum):
-    REASON = PREFIX + "reason"
-    DETAIL = PREFIX + "detail"
-    TOPIC = PREFIX + "topic"
-    PARTITION = PREFIX + "partition"
-    OFFSET = PREFIX + "offset"
-    TIMESTAMP = PREFIX + "timestamp"
-    PIPELINE = PREFIX + "pipeline"
-    SOURCE = PREFIX + "source"
-    TIME = PREFIX + "time"
-    """The time when the error was detected."""

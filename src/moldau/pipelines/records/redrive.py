@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 from moldau.client.consumer.consumer import Consumer
 from moldau.client.errors import KafkaError
+from moldau.client.listener.dead_letters import PREFIX, REDRIVEN, ErrorHeader
 from moldau.client.net.cluster import Cluster
 from moldau.client.producer.producer import Producer, RecordMetadata
 from moldau.client.record import ConsumerRecord, TopicPartition
 from moldau.pipelines.definition import PipelineDefinition, PipelineError
 from moldau.pipelines.planner.connection import cluster_settings
-from moldau.pipelines.records.columns import PREFIX, REDRIVEN, ErrorHeader
 
 POLL_MS = 1_000
 BATCH_RECORDS = 500

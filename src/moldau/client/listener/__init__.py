@@ -1,0 +1,1 @@
+"""Handlers for consumed records, with acknowledgement, retries and dead letters."""
