@@ -70,7 +70,7 @@ class HttpPlan:
     durabilities: tuple[Durability, ...]
 
 
-FULL_PLAN = HttpPlan(replace(FULL, repeats=5), 4.0, 3000, 7, tuple(DURABILITIES.values()))
+FULL_PLAN = HttpPlan(FULL, 3.0, 2000, 7, tuple(DURABILITIES.values()))
 QUICK_PLAN = HttpPlan(QUICK, 1.0, 500, 1, (DURABILITIES["page-cache"],))
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 PROJECT = Path(__file__).parents[1]
 PROOFS = PROJECT / "docs" / "proof"
 RESULT_LINES = re.compile(
-    r"^\d+ (passed|failed|seeds|runs|rows|kills|leaders partitioned|s of full load|s, \d+ faults)\b"
+    r"^\d+ (passed|failed|seeds|runs|rows|kills|requests|leaders partitioned|s of full load|s, \d+ faults)\b"
     r"|^at least | failed:$|trace [0-9a-f]"
 )
 
@@ -340,6 +340,15 @@ PROOFS_ALL = [
         "the wire, in real time and with full timeouts.",
         ("-m", "pytest", "tests/interop/test_group_stories.py"),
         sample="the pure state machine only",
+    ),
+    Proof(
+        "http-fuzz",
+        "schemathesis sends up to 60 valid and 60 invalid requests, with invented and again with existing objects, to "
+        "every operation of the OpenAPI documents: no status 5xx other than 503 and 504, and every response is as "
+        "documented.",
+        ("-m", "pytest", "-s", "tests/http/test_http_schema_fuzz.py"),
+        {"MOLDAU_HTTP_FUZZ": "60"},
+        sample="8 requests instead of 60",
     ),
     Proof(
         "fuzz",

@@ -36,7 +36,7 @@ def test_five_brokers_have_the_ports_8001_to_8005(compose: dict[str, Any]) -> No
     services = compose["services"]
     assert list(services) == [f"broker-{number}" for number in range(1, 6)]
     for number, (name, service) in enumerate(services.items(), 1):
-        assert service["ports"] == [f"{8000 + number}:80"]
+        assert service["ports"] == [f"127.0.0.1:{8000 + number}:80"]
         assert service["volumes"] == [f"{name}:/data"]
         assert name in compose["volumes"]
         assert service["build"] == "."

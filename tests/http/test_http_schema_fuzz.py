@@ -1,8 +1,11 @@
-"""schemathesis generates requests from the OpenAPI document of `/v1`, valid and invalid ones, and sends them to a node.
+"""schemathesis generates requests from the OpenAPI documents, valid and invalid ones, and sends them to a node.
 
-No response has a 5xx status other than 503 and 504, and every response is as the document says.
+No response has a 5xx status other than 503 and 504, and every response is as its document says. MOLDAU_HTTP_FUZZ sets
+the number of examples (8).
 """
 
+import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -21,7 +24,7 @@ from schemathesis.specs.openapi.checks import (
 
 from moldau.testing.broker import Broker
 
-EXAMPLES = 8
+EXAMPLES = int(os.environ.get("MOLDAU_HTTP_FUZZ", "8"))
 """For each operation: valid and invalid requests, to generated paths and to existing objects."""
 WAIT_MS_MAX = 20
 """Long polls and streams are shortened, so that the test ends."""
@@ -39,11 +42,15 @@ def http_url() -> Iterator[str]:
         yield f"http://{broker.node.http_address}"
 
 
-def load_operations(url: str) -> list[Any]:
-    # schemathesis itself waits 10 s only, and the first request loads the API.
-    document = httpx.get(f"{url}/v1/openapi.json", timeout=60).raise_for_status().json()
-    schema = schemathesis.openapi.from_dict(document)
-    return [each.ok() for each in schema.get_all_operations()]
+def load_operations(url: str) -> list[tuple[str, Any]]:
+    """Returns all operations, each with the URL that its path is relative to."""
+    operations = []
+    for base in (url, f"{url}/v1"):
+        # schemathesis itself waits 10 s only, and the first request loads the API.
+        document = httpx.get(f"{base}/openapi.json", timeout=60).raise_for_status().json()
+        schema = schemathesis.openapi.from_dict(document)
+        operations += [(base, each.ok()) for each in schema.get_all_operations()]
+    return operations
 
 
 class ExistingObjects:
@@ -65,7 +72,14 @@ class ExistingObjects:
             self._consumer_id = created.json()["consumer_id"]
             poll = f"{consumers}/{self._consumer_id}/poll"
             self._client.post(poll, params={"wait_ms": 2_000}).raise_for_status()
-        return {"topic": "orders", "group": "billing", "consumer_id": self._consumer_id, "partition": 0, "broker_id": 1}
+        return {
+            "topic": "orders",
+            "topic_name": "orders",
+            "group": "billing",
+            "consumer_id": self._consumer_id,
+            "partition": 0,
+            "broker_id": 1,
+        }
 
 
 def bound(case: Any) -> None:
@@ -78,20 +92,23 @@ def bound(case: Any) -> None:
         if isinstance(value, int):
             value = min(value, WAIT_MS_MAX)
         case.query = {**query, parameter: WAIT_MS_MAX if value is None else value}
-    for field in ("partitions", "count"):
+    for field in ("partitions", "count", "partition_count"):
         if isinstance(case.body, dict) and isinstance(case.body.get(field), int):
             case.body[field] = min(case.body[field], PARTITIONS_MAX)
 
 
 @pytest.mark.parametrize("mode", ["positive", "negative"])
 def test_no_generated_request_fails_unexpectedly(http_url: str, mode: str) -> None:
-    statuses: dict[str, set[int]] = {}
+    statuses: dict[str, Counter[int]] = {}
     with httpx.Client(base_url=http_url, timeout=60) as client:
         existing = ExistingObjects(client)
-        for operation in load_operations(http_url):
-            seen = statuses.setdefault(f"{operation.method.upper()} {operation.path}", set())
+        for base, operation in load_operations(http_url):
+            seen = statuses.setdefault(f"{operation.method.upper()} {base}{operation.path}", Counter())
             for parameters in ({}, existing.path_parameters()):
-                seen.update(send_examples(operation, http_url, mode, parameters))
+                seen.update(send_examples(operation, base, mode, parameters))
+    total = sum(statuses.values(), Counter())
+    shown = ", ".join(f"{status}: {count}" for status, count in sorted(total.items()))
+    print(f"\n{total.total()} requests ({mode}) to {len(statuses)} operations, by status {shown}")
     if mode == "positive":
         successful = [name for name, seen in statuses.items() if min(seen) < 400]
         assert len(successful) >= SUCCESSFUL_OPERATIONS_MIN, statuses
@@ -116,7 +133,7 @@ def send_examples(operation: Any, url: str, mode: str, parameters: dict[str, Any
             if name in parameters:
                 case.path_parameters[name] = parameters[name]
         bound(case)
-        response = case.call(base_url=f"{url}/v1", timeout=60)
+        response = case.call(base_url=url, timeout=60)
         statuses.append(response.status_code)
         if response.status_code not in EXPECTED_ERRORS:
             case.validate_response(response, checks=[not_a_server_error, *CONFORMANCE])
