@@ -18,6 +18,7 @@ from bench import spark_loop
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import DataStreamWriter
 
 MOLDAU, LOOP, INSIDE, CONNECTOR, CONNECTOR_HERE = CONTESTANTS = (
     "moldau",
@@ -29,7 +30,7 @@ MOLDAU, LOOP, INSIDE, CONNECTOR, CONNECTOR_HERE = CONTESTANTS = (
 """Moldau's data source; librdkafka in a plain loop; librdkafka inside Spark; Spark's connector in a default session,
 and in a session of Moldau's."""
 NOOP, PARQUET, TOPIC = SINKS = ("noop", "parquet", "topic")
-CHECK, MICRO_BATCHES, FIRST_RESULT = "check", "micro-batches", "first result"
+CHECK, MICRO_BATCHES, FIRST_RESULT, STREAM = "check", "micro-batches", "first result", "stream"
 MASTER = "local[2]"
 SETTINGS = {"spark.driver.memory": "2g", "spark.ui.showConsoleProgress": "false"}
 COLUMNS = "key BINARY, value BINARY, topic STRING, partition INT, offset LONG, timestamp TIMESTAMP, timestampType INT"
@@ -46,6 +47,10 @@ class Job:
     records: int
     into: str = ""
     """Directory or topic to write."""
+    delivery: str = ""
+    """How a stream writes to a topic: the option `delivery` of Moldau's sink."""
+    rows_per_batch: int = 0
+    """The maximum number of rows of a micro-batch; 0 for no limit."""
 
     def as_json(self) -> str:
         return json.dumps(asdict(self))
@@ -116,6 +121,8 @@ class Spark:
             return JobResult(time.perf_counter() - began, found[0], found[1])
         if job.kind == MICRO_BATCHES:
             return self.micro_batches(job)
+        if job.kind == STREAM:
+            return self.stream(job)
         if job.kind == TOPIC:
             self.write_topic(job)
         else:
@@ -123,13 +130,32 @@ class Spark:
             self.frame(job).write.format(job.kind).mode("overwrite").save(*path)
         return JobResult(time.perf_counter() - began, job.records)
 
+    def stream(self, job: Job) -> JobResult:
+        """Copies a topic into another one with a streaming query that ends with it."""
+        with TemporaryDirectory(prefix="moldau-bench-") as checkpoint:
+            began = time.perf_counter()
+            query = self._stream(job, "earliest", checkpoint).trigger(availableNow=True).start()
+            query.awaitTermination()
+            elapsed = time.perf_counter() - began
+            batches = [float(one.durationMs["triggerExecution"]) for one in query.recentProgress if one.numInputRows]
+        return JobResult(elapsed, job.records, batches_ms=batches)
+
+    def _stream(self, job: Job, offsets: str, checkpoint: str) -> DataStreamWriter:
+        options = {"kafka.bootstrap.servers": job.bootstrap, "subscribe": job.topic, "startingOffsets": offsets}
+        if job.rows_per_batch:
+            options["maxOffsetsPerTrigger"] = str(job.rows_per_batch)
+        rows = self.spark.readStream.format(self.source).options(**options).load()
+        if not job.into:
+            return rows.writeStream.format("noop").option("checkpointLocation", checkpoint)
+        into = {"kafka.bootstrap.servers": job.bootstrap, "topic": job.into, "delivery": job.delivery}
+        writer = rows.select("key", "value").writeStream.format(self.source)
+        return writer.options(**into).option("checkpointLocation", checkpoint)
+
     def micro_batches(self, job: Job) -> JobResult:
         """Sends one row at a time, each after the micro-batch of the previous one."""
-        options = {"kafka.bootstrap.servers": job.bootstrap, "subscribe": job.topic}
-        rows = self.spark.readStream.format(self.source).options(**options, startingOffsets="latest").load()
         sent: list[float] = []
         with TemporaryDirectory(prefix="moldau-bench-") as checkpoint:
-            query = rows.writeStream.format("noop").option("checkpointLocation", checkpoint).start()
+            query = self._stream(job, "latest", checkpoint).start()
             try:
                 query.processAllAvailable()
                 before = len(query.recentProgress)

@@ -83,7 +83,7 @@ class TransactionPlan:
     durabilities: tuple[Durability, ...]
 
 
-FULL_PLAN = TransactionPlan(replace(FULL, repeats=5), 3.0, 400, 200_000_000, (1, 3), tuple(DURABILITIES.values()))
+FULL_PLAN = TransactionPlan(FULL, 3.0, 400, 200_000_000, (1, 3), tuple(DURABILITIES.values()))
 QUICK_PLAN = TransactionPlan(QUICK, 1.5, 100, 50_000_000, (1,), (DURABILITIES["page-cache"],))
 
 
