@@ -1,9 +1,9 @@
 """A deterministic event loop on virtual time: the same program with the same seed takes the same steps.
 
 Callbacks run in the order in which they were scheduled, as asyncio guarantees. A callback takes one virtual
-microsecond. When no callback is ready, time jumps to the next timer. Callbacks of a paused host are kept until the host
-resumes. Each host measures time with its own clock. Calls that would leave the simulation (threads, sockets, signals)
-raise DeterminismError.
+microsecond, or the time that the processor of its host needs for it (`cpu.py`). When no callback is ready, time jumps
+to the next timer. Callbacks of a paused host are kept until the host resumes. Each host measures time with its own
+clock. Calls that would leave the simulation (threads, sockets, signals) raise DeterminismError.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from types import AsyncGeneratorType
 from typing import TYPE_CHECKING, Any, TypeVarTuple
 
+from moldau.testing.simulation.platform.cpu import CallbackCost, SimulatedCpu
 from moldau.testing.simulation.platform.determinism import DeterminismError, DeterministicLoop
 from moldau.testing.simulation.platform.trace import Trace
 
@@ -35,6 +36,7 @@ NANOSECONDS = 1_000_000_000
 CALLBACK_NS = 1_000
 """The virtual time that one callback takes. It is not 0, because a busy loop would then stop the clock."""
 
+CALLBACKS_MAX = 50_000_000
 CLOSE_ATTEMPTS_MAX = 100
 
 
@@ -58,6 +60,8 @@ class Incarnation:
     boot: int
     clock_rate: float = 1.0
     """Speed of the monotonic clock and of all timers, relative to virtual time."""
+    cpu: SimulatedCpu | None = None
+    """The processor that runs the callbacks one by one. Without it, they take no time of this host."""
     is_alive: bool = field(default=True, init=False)
     is_paused: bool = field(default=False, init=False)
     callbacks: int = field(default=0, init=False)
@@ -103,6 +107,10 @@ class SimulatedHandle(asyncio.TimerHandle):
         self._callback = self._args = None  # type: ignore[assignment]
 
 
+class CpuTurn(SimulatedHandle):
+    """A timer that fires when the processor of a host is free for its next callback."""
+
+
 class SimulatedFuture(asyncio.Future[Any]):
     incarnation: Incarnation
 
@@ -126,9 +134,11 @@ class SimulatedLoop(DeterministicLoop):
         randomness: random.Random | None = None,
         *,
         timer_lateness_ms_max: float = 0.0,
-        callbacks_max: int = 50_000_000,
+        callbacks_max: int = CALLBACKS_MAX,
+        callback_ns: int = CALLBACK_NS,
     ) -> None:
-        """With `randomness`, timers fire late by up to `timer_lateness_ms_max`, as on a busy machine."""
+        """With `randomness`, timers fire late by up to `timer_lateness_ms_max`, as on a busy machine. `callback_ns` is
+        the virtual time that passes on all hosts when a callback runs on none of their processors."""
         self.trace = trace or Trace()
         self.network: SimulatedNetwork | None = None
         self.errors: list[str] = []
@@ -136,11 +146,17 @@ class SimulatedLoop(DeterministicLoop):
         self._timer_lateness_ns = int(timer_lateness_ms_max * 1e6) if randomness else 0
         self._draw_bits = (randomness or random.Random(0)).getrandbits
         self._callbacks_max = callbacks_max
+        self._callback_ns = callback_ns
         self._callbacks = 0
         self.now_ns = 0
         self._ready: deque[SimulatedHandle] = deque()
         self._timers: list[tuple[int, int, SimulatedHandle]] = []
         self._timers_created = 0
+        self._delayed_timers: list[tuple[int, SimulatedHandle]] | None = None
+        """The timers that the running callback has set. They start when its processor has finished the callback. None
+        if the callback runs on no processor."""
+        self._cost: CallbackCost | None = None
+        """The cost of the running callback; None if it runs on no processor."""
         self._paused_handles: dict[Incarnation, list[SimulatedHandle]] = {}
         """Callbacks of paused incarnations, in the order in which they became ready."""
         self.on_iteration: Callable[[], None] | None = None
@@ -157,7 +173,8 @@ class SimulatedLoop(DeterministicLoop):
 
     def time(self) -> float:
         """Returns the virtual time on the clock of the host whose code is running."""
-        return self.now_ns / NANOSECONDS * current_incarnation.get().clock_rate
+        now_ns = self.now_ns if self._cost is None else self.now_ns + self._cost.elapsed_ns()
+        return now_ns / NANOSECONDS * current_incarnation.get().clock_rate
 
     # Scheduling
 
@@ -181,7 +198,11 @@ class SimulatedLoop(DeterministicLoop):
         timer = SimulatedHandle(callback, args, self, contextvars.copy_context() if context is None else context)
         rate = timer.incarnation.clock_rate
         timer._when = self.now_ns / NANOSECONDS * rate + delay
-        return self._set_timer(timer, self.now_ns + math.ceil(delay / rate * NANOSECONDS))
+        when_ns = self.now_ns + math.ceil(delay / rate * NANOSECONDS)
+        if self._delayed_timers is not None:
+            self._delayed_timers.append((when_ns, timer))
+            return timer
+        return self._set_timer(timer, when_ns)
 
     def call_at(
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
@@ -304,12 +325,18 @@ class SimulatedLoop(DeterministicLoop):
                 for _ in range(len(self._ready)):
                     handle = self._ready.popleft()
                     incarnation = handle.incarnation
-                    if handle._cancelled or not incarnation.is_alive:
+                    if not incarnation.is_alive:
+                        continue
+                    if incarnation.cpu is not None:
+                        self._run_on_cpu(handle, incarnation, incarnation.cpu)
+                        continue
+                    if handle._cancelled:
                         continue
                     if incarnation.is_paused:
                         self._paused_handles[incarnation].append(handle)
                         continue
                     self._run_handle(handle, incarnation)
+                    self.now_ns += self._callback_ns
                 if self.on_iteration is not None:
                     self.on_iteration()
         finally:
@@ -335,7 +362,29 @@ class SimulatedLoop(DeterministicLoop):
             self.call_exception_handler(
                 {"message": f"Exception in callback {_callback_label(callback)}", "exception": error, "handle": handle}
             )
-        self.now_ns += CALLBACK_NS
+
+    def _run_on_cpu(self, handle: SimulatedHandle, incarnation: Incarnation, cpu: SimulatedCpu) -> None:
+        """Runs a callback if the processor of its host is free, and otherwise queues it. Packets that the callback
+        sends leave the host when the processor has finished it."""
+        if incarnation.is_paused and not handle._cancelled:
+            self._paused_handles[incarnation].append(handle)
+            return
+        if cpu.admit(handle, self.now_ns) and not handle._cancelled:
+            delayed: list[tuple[int, SimulatedHandle]] = []
+            self._delayed_timers = delayed
+            self._cost = cpu.cost
+            cpu.cost.start()
+            self._run_handle(handle, incarnation)
+            used_ns = max(cpu.cost.elapsed_ns(), CALLBACK_NS)
+            self._delayed_timers = self._cost = None
+            cpu.add_usage(self.now_ns, used_ns)
+            for when_ns, timer in delayed:
+                self._set_timer(timer, when_ns + used_ns)
+        if cpu.needs_turn():
+            turn = CpuTurn(_take_turn, (), self, EMPTY_CONTEXT)
+            turn.incarnation = incarnation
+            self._timers_created += 1
+            heapq.heappush(self._timers, (max(cpu.busy_until_ns, self.now_ns), self._timers_created, turn))
 
     def _schedule_due_timers(self) -> None:
         """Makes due timers ready. If no callback is ready, time first advances to the next timer."""
@@ -349,6 +398,10 @@ class SimulatedLoop(DeterministicLoop):
         while timers and timers[0][0] <= self.now_ns:
             timer = heapq.heappop(timers)[2]
             timer._scheduled = False
+            if type(timer) is CpuTurn:
+                cpu = timer.incarnation.cpu
+                assert cpu is not None
+                timer = cpu.take_next(self.now_ns)
             self._ready.append(timer)
 
     def stop(self) -> None:
@@ -453,6 +506,10 @@ def _close_coroutine(coroutine: Any) -> None:
             pass
         return
     raise RuntimeError(f"{coroutine.__qualname__} cannot be closed")
+
+
+def _take_turn() -> None:
+    """Never runs, because the loop replaces a CpuTurn by the callback that is next."""
 
 
 def _callback_label(callback: Any) -> str:

@@ -8,15 +8,25 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from moldau.platform import Platform
+from moldau.testing.simulation.platform.cpu import CallbackCost, SimulatedCpu
 from moldau.testing.simulation.platform.determinism import forbid_nondeterminism
 from moldau.testing.simulation.platform.disk import DiskSettings, SimulatedDisk
-from moldau.testing.simulation.platform.loop import OUTSIDE, Incarnation, SimulatedLoop, current_incarnation
+from moldau.testing.simulation.platform.loop import (
+    CALLBACK_NS,
+    CALLBACKS_MAX,
+    OUTSIDE,
+    Incarnation,
+    SimulatedLoop,
+    current_incarnation,
+)
 from moldau.testing.simulation.platform.network import NetworkSettings, SimulatedNetwork
 from moldau.testing.simulation.platform.trace import Trace
 
 T = TypeVar("T")
 
 TIMER_LATENESS_MS_MAX = 0.5
+CALLBACK_BESIDE_CPUS_NS = 10
+"""The virtual time that a callback of the network or of a client takes, if nodes have processors."""
 MONOTONIC_START_MS_MAX = 1_000_000_000
 WALL_START_MS = 1_767_225_600_000
 """1 January 2026, in milliseconds since the Unix epoch."""
@@ -69,7 +79,13 @@ class Host:
     """A machine. The disk, the address and the wall clock error of a host survive a crash. The tasks do not survive."""
 
     def __init__(
-        self, simulation: "Simulation", name: str, settings: DiskSettings, wall_error_ms: int, clock_rate: float
+        self,
+        simulation: "Simulation",
+        name: str,
+        settings: DiskSettings,
+        wall_error_ms: int,
+        clock_rate: float,
+        callback_cost: CallbackCost | None,
     ) -> None:
         self.name = name
         self.address = simulation.network.add_host(name)
@@ -77,7 +93,8 @@ class Host:
         self.platform: Platform
         self._simulation = simulation
         self._clock_rate = clock_rate
-        self._incarnation = Incarnation(name, 0, clock_rate)
+        self._callback_cost = callback_cost
+        self._incarnation = self._create_incarnation(boot=0)
         self._wall_error_ms = wall_error_ms
         self._waiters: list[asyncio.Future[Any]] = []
         self.disk = SimulatedDisk(simulation.random_for(f"{name}/disk"), simulation.trace, settings, name=name)
@@ -91,6 +108,15 @@ class Host:
     def callbacks(self) -> int:
         """The number of callbacks that have run since the boot."""
         return self._incarnation.callbacks
+
+    @property
+    def cpu(self) -> SimulatedCpu | None:
+        """The processor since the boot; None if callbacks take no time of this host."""
+        return self._incarnation.cpu
+
+    def _create_incarnation(self, boot: int) -> Incarnation:
+        cpu = None if self._callback_cost is None else SimulatedCpu(self._callback_cost)
+        return Incarnation(self.name, boot, self._clock_rate, cpu)
 
     def _boot(self) -> None:
         boot = f"{self.name}/boot-{self._incarnation.boot}"
@@ -182,17 +208,31 @@ class Host:
     def restart(self) -> None:
         if self.is_up:
             raise RuntimeError(f"{self.name} is up")
-        self._incarnation = Incarnation(self.name, self._incarnation.boot + 1, self._clock_rate)
+        self._incarnation = self._create_incarnation(self._incarnation.boot + 1)
         self._simulation.network.restart(self.name)
         self._boot()
 
 
 class Simulation:
-    def __init__(self, seed: int, *, network: NetworkSettings | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        network: NetworkSettings | None = None,
+        callback_cost: CallbackCost | None = None,
+        trace: Trace | None = None,
+        callbacks_max: int = CALLBACKS_MAX,
+    ) -> None:
+        """With `callback_cost`, hosts can have processors."""
         self.seed = seed
-        self.trace = Trace()
+        self.trace = trace or Trace()
+        self._callback_cost = callback_cost
         self.loop = SimulatedLoop(  # type: ignore[abstract]
-            self.trace, self.random_for("timers"), timer_lateness_ms_max=TIMER_LATENESS_MS_MAX
+            self.trace,
+            self.random_for("timers"),
+            timer_lateness_ms_max=TIMER_LATENESS_MS_MAX,
+            callbacks_max=callbacks_max,
+            callback_ns=CALLBACK_NS if callback_cost is None else CALLBACK_BESIDE_CPUS_NS,
         )
         self.network = SimulatedNetwork(self.loop, self.random_for("network"), network)
         self.hosts: dict[str, Host] = {}
@@ -215,11 +255,18 @@ class Simulation:
             self._collected_ns = self.loop.now_ns
 
     def add_host(
-        self, name: str, *, disk: DiskSettings | None = None, wall_error_ms: int = 0, clock_rate: float = 1.0
+        self,
+        name: str,
+        *,
+        disk: DiskSettings | None = None,
+        wall_error_ms: int = 0,
+        clock_rate: float = 1.0,
+        has_cpu: bool = False,
     ) -> Host:
         if name in self.hosts:
             raise ValueError(f"host {name} already exists")
-        host = self.hosts[name] = Host(self, name, disk or DiskSettings(), wall_error_ms, clock_rate)
+        callback_cost = self._callback_cost if has_cpu else None
+        host = self.hosts[name] = Host(self, name, disk or DiskSettings(), wall_error_ms, clock_rate, callback_cost)
         return host
 
     def run(self, main: Callable[[], Awaitable[T]], timeout_ms: float) -> T:
