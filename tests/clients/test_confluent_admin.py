@@ -56,6 +56,19 @@ def test_a_topic_is_created_described_and_deleted(topics: Topics) -> None:
     assert code_of(refused) == KafkaError.UNKNOWN_TOPIC_OR_PART
 
 
+def test_partitions_added_to_a_topic_with_many_are_seen_at_once(topics: Topics) -> None:
+    name = topics.create(partitions=120)
+
+    def listed() -> list[int]:
+        found = topics.admin.list_topics(name, timeout=DEADLINE_S).topics[name]
+        return sorted(found.partitions)
+
+    assert listed() == listed() == list(range(120))
+    topics.admin.create_partitions([NewPartitions(name, 121)])[name].result(DEADLINE_S)
+    assert listed() == list(range(121))
+    assert len(topics.admin.list_topics(timeout=DEADLINE_S).topics[name].partitions) == 121
+
+
 def test_a_topic_of_the_same_name_may_be_created_after_deletion(topics: Topics, bootstrap: str) -> None:
     name = topics.create()
     sender = Producer({"bootstrap.servers": bootstrap, **QUIET})

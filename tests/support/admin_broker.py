@@ -35,8 +35,10 @@ from moldau.metadata.image import (
     TopicImage,
 )
 from moldau.metadata.records import Record
-from moldau.server.api import ClientConnection, RequestContext
+from moldau.server.api import ClientConnection, EncodedResponse, RequestContext
+from moldau.server.cpu_budget import CpuBudget
 from moldau.server.forwarding import execute_forwarded
+from moldau.server.metadata_cache import MetadataResponseCache
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
 from moldau.wire.api_keys import ApiKey
@@ -198,6 +200,8 @@ class AdminBroker:
         self.lifecycle = SimpleNamespace(lease=SimpleNamespace(is_valid=lambda: True))
         self.replica_manager = FakeReplicaManager()
         self.availability = FakeAvailability(self.metadata)
+        self.cpu_budget = CpuBudget()
+        self.metadata_cache = MetadataResponseCache()
 
     def send(self, api_key: ApiKey, version: int | None = None, **request: Any) -> Message:
         """Sends a request, by default in the newest version, and returns the decoded response."""
@@ -205,9 +209,12 @@ class AdminBroker:
             version = REGISTRY[api_key].max_version
         session = RequestContext(ClientConnection("127.0.0.1:5000", LISTENER), version, "tests")
         decoded = decoded_request(api_key, version, **request)
-        tree = asyncio.run(handle(api_key, decoded, session, self))
+        response = asyncio.run(handle(api_key, decoded, session, self))
         answered = bytearray()
-        encoder(api_key, version, "response")(answered, tree)
+        if isinstance(response, EncodedResponse):
+            answered += response.body
+        else:
+            encoder(api_key, version, "response")(answered, response)
         return decoder(api_key, version, "response")(memoryview(answered))
 
     async def _send_to_controller(self, api: ApiKey, version: int, tree: Mapping[str, Any]) -> Message:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from moldau.http.context import HttpContext
-from moldau.server.api import REGISTRY, ClientConnection, RequestContext
+from moldau.server.api import REGISTRY, ClientConnection, EncodedResponse, RequestContext
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.client_ids import HTTP_CLIENT_ID
 from moldau.wire.codec import Message, decoder, encoder
@@ -30,6 +30,7 @@ async def execute(
         response = await api.handler(request, RequestContext(connection, version, HTTP_CLIENT_ID), context.broker)
     finally:
         connection.close_callbacks.close()
+    assert not isinstance(response, EncodedResponse), f"the response of {api_key.name} is only for the wire"
     return {} if response is None else response
 
 

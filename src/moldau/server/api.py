@@ -13,6 +13,7 @@ from moldau.metrics.request_metrics import RequestMetrics
 from moldau.metrics.topic_metrics import BrokerTopicMetrics
 from moldau.partitions.delayed_operations import CallbackList
 from moldau.server.cpu_budget import CpuBudget
+from moldau.server.metadata_cache import MetadataResponseCache
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 
@@ -72,6 +73,7 @@ class Broker:
     """Set once the cluster has accepted this node. Until then, client requests are parked."""
     cpu_budget: CpuBudget = field(default_factory=CpuBudget)
     """Limits CPU-heavy work that would block the event loop."""
+    metadata_cache: MetadataResponseCache = field(default_factory=MetadataResponseCache)
     topic_metrics: BrokerTopicMetrics = field(default_factory=BrokerTopicMetrics)
     request_metrics: RequestMetrics = field(default_factory=RequestMetrics)
     client_request_count: int = 0
@@ -113,13 +115,19 @@ class RequestContext:
         return "/" + self.connection.peer.rpartition(":")[0]
 
 
+class EncodedResponse(NamedTuple):
+    """The encoded body of a response, which several requests may share."""
+
+    body: bytes
+
+
 RequestT = TypeVar("RequestT")
-ResponseT = TypeVar("ResponseT", bound=Mapping[str, object] | None)
+ResponseT = TypeVar("ResponseT", bound="Mapping[str, object] | EncodedResponse | None")
 
 HandlerOf = Callable[[RequestT, RequestContext, Broker], Awaitable[ResponseT]]
 """The handler of one API. Returns None if the request has no response (Produce with acks=0)."""
 
-Handler = HandlerOf[Message, Mapping[str, object] | None]
+Handler = HandlerOf[Message, Mapping[str, object] | EncodedResponse | None]
 
 ErrorResponse = Callable[[Any, int, MoldauError], Mapping[str, object]]
 """Builds the response to a request if the whole request failed. Takes the request, its API version and the error."""

@@ -11,7 +11,7 @@ from moldau.metrics.histogram import DurationHistogram
 from moldau.network.connection import CloseConnectionError
 from moldau.network.response_sender import Part
 from moldau.observe.logging import get_logger
-from moldau.server.api import ApiRegistration, Broker, ClientConnection, Registry, RequestContext
+from moldau.server.api import ApiRegistration, Broker, ClientConnection, EncodedResponse, Registry, RequestContext
 from moldau.server.forwarding import ForwardedResponse, forward_to_controller
 from moldau.server.metadata_fetch import is_metadata_fetch
 from moldau.wire.api_keys import ApiKey
@@ -92,7 +92,7 @@ class Dispatcher:
             await self._wait_until_flushed(connection)
         try:
             session = RequestContext(connection, header.version, header.client_id, release=release)
-            handling: Awaitable[Mapping[str, object] | ForwardedResponse | None]
+            handling: Awaitable[Mapping[str, object] | EncodedResponse | ForwardedResponse | None]
             if api.forwarded:
                 handling = forward_to_controller(request, frame, session, self._broker, api.error_response)
             else:
@@ -108,6 +108,9 @@ class Dispatcher:
             if isinstance(response, ForwardedResponse):
                 return [len(response.data).to_bytes(4, "big"), response.data]
             out = ResponseFrame(header.correlation_id, flexible=route.is_response_flexible)
+            if isinstance(response, EncodedResponse):
+                out[:4] = (len(out) - 4 + len(response.body)).to_bytes(4, "big")
+                return [out, response.body]
             route.encode(out, response)
             return out.parts()
         except CloseConnectionError:
