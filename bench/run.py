@@ -74,10 +74,10 @@ def _command(options: argparse.Namespace) -> str:
     return f"make bench ARGS='{' '.join(words)}'" if words else "make bench"
 
 
-def machine_line() -> str:
+def machine_line(use: str = " shared by brokers and clients") -> str:
     memory_gib = psutil.virtual_memory().total / 2**30
     kernel = f"{platform.system()} {platform.release().split('-')[0]}, {platform.machine()}"
-    return f"{psutil.cpu_count()} cores shared by brokers and clients, {memory_gib:.0f} GiB, {kernel}"
+    return f"{psutil.cpu_count()} cores{use}, {memory_gib:.0f} GiB, {kernel}"
 
 
 def facts(bench: Bench, kafka_missing: str | None, took_s: float) -> str:

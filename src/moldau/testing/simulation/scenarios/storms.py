@@ -98,8 +98,12 @@ class StormFigures:
     requests: int
     """Requests that the nodes completed, those of other nodes included."""
     metadata_requests: int
+    observed_s: float
+    """The virtual time from the start of the storm until everything above was reached."""
     cpu_s: float
-    """What the processors of all nodes were busy for."""
+    """What the processors of all nodes were busy for in this time."""
+    idle_cpu_s: float
+    """What they were busy for per second before the storm, with fetches and heartbeats of idle nodes."""
     busiest_cpu_s: float
     longest_wait_ms: float
     """How long a callback waited for the processor of its node at most."""
@@ -172,7 +176,6 @@ class StormCluster:
         async def main() -> None:
             await self._boot()
             for name in storms:
-                await asyncio.sleep(QUIET_S)
                 figures.append(await self._measure(name, STORMS[name]))
                 self._check_failures()
             for server in self.servers:
@@ -224,6 +227,9 @@ class StormCluster:
     # Measuring
 
     async def _measure(self, name: str, storm: "Callable[[StormCluster], Awaitable[None]]") -> StormFigures:
+        idle = _Usage(self.servers)
+        await asyncio.sleep(QUIET_S)
+        idle.add_current()
         self._observed = observed = _Observed()
         before, usage = self._epochs(), _Usage(self.servers)
         start_s = asyncio.get_running_loop().time()
@@ -243,22 +249,24 @@ class StormCluster:
         await asyncio.sleep(max(0.0, start_s + OBSERVED_S_MIN - asyncio.get_running_loop().time()))
         usage.add_current()
         return StormFigures(
-            name,
-            client_ms,
-            led_ms,
-            unfenced_ms,
-            replicated_ms,
-            observed.heartbeat_ms,
-            observed.failed_heartbeats,
-            observed.fenced,
-            observed.lost_leases,
-            len(observed.fenced_dead),
-            self._epochs() - before,
-            usage.requests.total(),
-            usage.requests[ApiKey.METADATA],
-            sum(usage.cpu_s.values()),
-            max(usage.cpu_s.values()),
-            usage.longest_wait_ms,
+            name=name,
+            client_ms=client_ms,
+            led_ms=led_ms,
+            unfenced_ms=unfenced_ms,
+            replicated_ms=replicated_ms,
+            heartbeat_ms=observed.heartbeat_ms,
+            failed_heartbeats=observed.failed_heartbeats,
+            fenced=observed.fenced,
+            lost_leases=observed.lost_leases,
+            fenced_dead=len(observed.fenced_dead),
+            elections=self._epochs() - before,
+            requests=usage.requests.total(),
+            metadata_requests=usage.requests[ApiKey.METADATA],
+            observed_s=asyncio.get_running_loop().time() - start_s,
+            cpu_s=sum(usage.cpu_s.values()),
+            idle_cpu_s=sum(idle.cpu_s.values()) / QUIET_S,
+            busiest_cpu_s=max(usage.cpu_s.values()),
+            longest_wait_ms=usage.longest_wait_ms,
         )
 
     async def _until(self, condition: Callable[[], bool], what: str) -> None:
