@@ -8,6 +8,7 @@ import pytest
 
 from moldau.http import app_connection, app_loader, front_connection, server
 from moldau.http.request_head import HEAD_BYTES_MAX
+from moldau.http.turn_queue import TurnQueue
 from moldau.testing import Broker
 from support.http_connection import RawConnection, request_bytes
 
@@ -196,6 +197,26 @@ def test_a_connection_that_is_handed_over_is_not_idle(broker: Broker, monkeypatc
         assert used.request("GET", "/admin/v1/topics").status == 200
 
 
+def test_a_connection_that_only_sends_empty_lines_is_closed(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app_loader, "IDLE_TIMEOUT_S", 1)
+    with RawConnection(address(broker)) as connection:
+        assert connection.request("GET", "/admin/v1/topics").status == 200
+        connection.send(b"\r\n")
+        assert connection.is_closed()
+
+
+def test_bytes_that_wait_for_their_turn_are_not_lost_when_the_connection_was_idle(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app_loader, "IDLE_TIMEOUT_S", 1)
+    monkeypatch.setattr(TurnQueue, "_pause_s", lambda turns, now_s: 0.0)
+    with RawConnection(address(broker)) as connection:
+        assert connection.request("GET", "/admin/v1/topics").status == 200
+        late_s = time.monotonic() + 1.5
+        monkeypatch.setattr(TurnQueue, "_pause_s", lambda turns, now_s: late_s - now_s)
+        assert connection.request("GET", "/admin/v1/topics").status == 200
+
+
 def test_a_body_that_stalls_ends_its_connection(connection: RawConnection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app_connection, "STALL_TIMEOUT_S", 0.2)
     connection.send(request_bytes("POST", "/admin/v1/topics", TOPIC)[:-5])
@@ -327,6 +348,33 @@ def test_pipelined_requests_survive_the_handover(connection: RawConnection) -> N
         + request_bytes("GET", "/healthcheck")
     )
     assert [connection.receive().status for _ in range(4)] == [200, 201, 409, 200]
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+def test_an_offer_of_http_2_is_ignored(connection: RawConnection, is_split: bool) -> None:
+    """Java's HTTP client offers HTTP/2 with every request."""
+    offer = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2_settings": "AAEAAEAAAAIAAAABAAMAAABk"}
+    request = request_bytes("POST", "/admin/v1/topics", TOPIC, **offer)
+    if is_split:
+        # The head is a packet of its own, after a request that has loaded the API.
+        assert connection.request("GET", "/admin/v1/topics", **offer).status == 200
+        end = request.index(b"\r\n\r\n") + 4
+        connection.send(request[:end])
+        assert connection.is_silent()
+        request = request[end:]
+    connection.send(request + request_bytes("GET", "/admin/v1/topics", **offer))
+    assert connection.receive().status == 201
+    response = connection.receive()
+    assert [each["topic_name"] for each in response.json()["topics"]] == ["handover"]
+    assert connection.request("GET", "/livez").status == 200
+
+
+def test_a_request_to_a_proxy_is_rejected(connection: RawConnection) -> None:
+    assert connection.request("GET", "/admin/v1/topics").status == 200
+    connection.send(b"CONNECT example.com:443 HTTP/1.1\r\nhost: example.com\r\n\r\n")
+    response = connection.receive()
+    assert (response.status, response.json()) == (400, {"detail": "this server is not a proxy"})
+    assert connection.is_closed()
 
 
 def test_several_requests_use_one_connection(connection: RawConnection) -> None:

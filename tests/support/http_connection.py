@@ -69,6 +69,17 @@ class RawConnection:
         except TimeoutError:
             return False
 
+    def is_silent(self, seconds: float = 0.3) -> bool:
+        """Whether the server sends nothing for this time."""
+        self.socket.settimeout(seconds)
+        try:
+            self._read()
+        except TimeoutError:
+            return True
+        finally:
+            self.socket.settimeout(TIMEOUT_S)
+        return False
+
     def close(self) -> None:
         self.socket.close()
 

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
+import httptools
 from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
@@ -22,6 +23,7 @@ BODY_TIMEOUT_S = 300.0
 DISCARDED_BYTES_MAX = 64 * 1024 * 1024
 """How many bytes of a body may follow after the body was rejected as too large. A client that sends its whole body
 before it reads receives the response only if the rest is read."""
+_UPGRADE_HEADERS = (b"upgrade", b"http2-settings")
 
 
 class AppConnection(HttpToolsProtocol):
@@ -49,6 +51,8 @@ class AppConnection(HttpToolsProtocol):
         self._last_read_s = 0.0
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
+        self._head_without_upgrade = b""
+        """The head of a request for another protocol, without the headers that ask for it."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_read_timer()
@@ -57,6 +61,8 @@ class AppConnection(HttpToolsProtocol):
         self._on_closed()
 
     def data_received(self, data: bytes) -> None:
+        # A connection whose bytes wait for their turn is not idle.
+        self._unset_keepalive_if_required()
         # Nothing more is read until these bytes have had their turn, so that the queue stays small.
         self.transport.pause_reading()
         self._turns.add(partial(self._process, data))
@@ -70,15 +76,47 @@ class AppConnection(HttpToolsProtocol):
 
     def _process_request(self, data: bytes) -> None:
         self._last_read_s = self.loop.time()
-        is_idle = self.cycle is None or self.cycle.response_complete
+        is_idle = self._is_idle
         if self._is_in_head:
             self._head_bytes += len(data)
         self._begun_in_packet = 0
-        super().data_received(data)
+        self._parse(data)
         if is_idle and self._is_in_head and self._begun_in_packet == 1:
             self._head_bytes = len(data)
         if self._is_in_head and self._head_bytes > HEAD_BYTES_MAX and not self.transport.is_closing():
             self._reject(b"431 Request Header Fields Too Large", b"the head of the request is too large")
+        if self._is_idle and not self._is_in_head and self.timeout_keep_alive_task is None:
+            # The bytes were only empty lines, which start no request.
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+
+    @property
+    def _is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _parse(self, data: bytes) -> None:
+        """Parses bytes as the base class does, but ignores that a client offers another protocol.
+
+        Some clients offer HTTP/2 with every request, and the parser would then skip the body.
+        """
+        try:
+            while True:
+                try:
+                    self.parser.feed_data(data)
+                    return
+                except httptools.HttpParserUpgrade as upgrade:
+                    if not self._head_without_upgrade:
+                        self._reject(b"400 Bad Request", b"this server is not a proxy")
+                        return
+                    # The parser reads nothing more after such a request.
+                    self.parser = httptools.HttpRequestParser(self)
+                    self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+                    data = self._head_without_upgrade + data[upgrade.args[0] :]
+                    self._head_without_upgrade = b""
+                    self._begun_in_packet -= 1
+        except httptools.HttpParserError:
+            self.send_400_response("")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -88,6 +126,9 @@ class AppConnection(HttpToolsProtocol):
         self._read_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._on_head_timeout)
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            self._head_without_upgrade = self._write_head_without_upgrade()
+            return
         self._is_in_head = False
         self._cancel_read_timer()
         self._body_begun_s = self.loop.time()
@@ -102,8 +143,19 @@ class AppConnection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._cancel_read_timer()
         super().on_message_complete()
+
+    def _write_head_without_upgrade(self) -> bytes:
+        """Returns nothing for CONNECT, which always asks for another protocol."""
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            return b""
+        lines = [b"%s %s HTTP/%s" % (method, self.url, self.parser.get_http_version().encode())]
+        lines += [b"%s: %s" % (name, value) for name, value in self.headers if name not in _UPGRADE_HEADERS]
+        return b"\r\n".join([*lines, b"", b""])
 
     def pause_writing(self) -> None:
         super().pause_writing()
