@@ -208,13 +208,26 @@ def test_a_body_that_is_not_utf_8_gets_400(node: HttpNode, encoding: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [("GET", "/", 404), ("GET", "/data/v1/produce", 405), ("PUT", CREATE, 405), ("POST", "/admin/v1/topics/x", 405)],
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/data/v1/produce", "POST"),
+        ("PUT", CREATE, "GET, POST"),
+        ("POST", "/admin/v1/topics/x", "DELETE"),
+        ("PUT", "/v1/topics", "GET, POST"),
+        ("PUT", "/v1/topics/orders/configs", "GET, PATCH"),
+        ("POST", "/v1/topics/orders", "GET, DELETE"),
+        ("OPTIONS", "/v1/groups/g/consumers/c", "GET, DELETE"),
+    ],
 )
-def test_unknown_paths_and_methods(node: HttpNode, method: str, path: str, status: int) -> None:
+def test_status_405_names_all_methods_of_the_path(node: HttpNode, method: str, path: str, allowed: str) -> None:
     response = node.client.request(method, path)
-    assert response.status_code == status
-    assert "detail" in response.json()
+    assert (response.status_code, response.headers["allow"]) == (405, allowed)
+    assert ("error" if path.startswith("/v1") else "detail") in response.json()
+
+
+def test_an_unknown_path_gets_404(node: HttpNode) -> None:
+    response = node.client.get("/")
+    assert (response.status_code, response.json()) == (404, {"detail": "Not Found"})
 
 
 def test_numbers_are_accepted_as_strings(node: HttpNode) -> None:

@@ -42,6 +42,9 @@ def test_every_node_describes_the_cluster_and_the_quorum(cluster: Cluster) -> No
             quorum = api.get("/quorum").json()
             assert quorum["leader_id"] == cluster.controller_id
             assert sorted(each["node_id"] for each in quorum["voters"]) == [1, 2, 3]
+            [leader] = [each for each in quorum["voters"] if each["node_id"] == cluster.controller_id]
+            assert leader["lag"] == 0
+            assert leader["last_caught_up_timestamp"] == leader["last_fetch_timestamp"] is not None
             assert api.get("/brokers").json()["brokers"] == view["brokers"]
     assert views[0] == views[1] == views[2]
     assert [each["broker_id"] for each in views[0]["brokers"]] == [1, 2, 3]

@@ -1,12 +1,15 @@
 """Groups over `/v1`: consumers with commits, lag, and resets of offsets."""
 
+import asyncio
 import time
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
+from moldau.http.v1 import consumers
 from support.http_v1 import HttpBroker, error_code, http_broker, produce
 
 TOPICS = ("work", "shared", "rewind", "members", "expire", "busy")
@@ -14,7 +17,8 @@ TOPICS = ("work", "shared", "rewind", "members", "expire", "busy")
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[HttpBroker]:
-    with http_broker(dict.fromkeys(TOPICS, 2)) as running:
+    with http_broker(dict.fromkeys(TOPICS, 2) | {"lost": 1}) as running:
+        produce(running.api, "lost", *({"value": {"json": n}} for n in range(2)))
         for topic in TOPICS:
             for partition in range(2):
                 produce(running.api, topic, *({"value": {"json": n}, "partition": partition} for n in range(5)))
@@ -62,6 +66,51 @@ def test_a_group_consumes_and_commits_and_its_lag_falls(broker: HttpBroker) -> N
     assert api.delete(again).status_code == 204
     assert api.delete("/groups/billing").status_code == 204
     assert error_code(api.get("/groups/billing"), 404) == "GROUP_ID_NOT_FOUND"
+
+
+def test_records_of_a_poll_whose_client_disconnects_are_returned_again(broker: HttpBroker) -> None:
+    """So a commit without offsets does not skip them."""
+    consumer = create(broker, "impatient", "lost")
+    poll(broker, consumer, 2)
+    with pytest.raises(httpx.ReadTimeout):
+        broker.api.post(f"{consumer}/poll", params={"wait_ms": 30_000}, timeout=0.2)
+    produce(broker.api, "lost", {"value": {"json": 2}})
+    assert poll_when_idle(broker, consumer) == [(0, 2)]
+
+
+def test_a_response_that_the_client_did_not_wait_for_is_returned_again(
+    broker: HttpBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = create(broker, "leaving", "lost")
+    assert poll(broker, consumer, 2) == [(0, 0), (0, 1)]
+    broker.api.post(f"{consumer}/commit", json={}).raise_for_status()
+    produce(broker.api, "lost", {"value": {"json": 2}})
+    write_records = consumers.write_records
+    written: list[int] = []
+
+    async def write_slowly(budget: Any, records: Any, form: Any) -> str:
+        await asyncio.sleep(1)
+        written.extend(each.offset for each in records)
+        return await write_records(budget, records, form)
+
+    monkeypatch.setattr(consumers, "write_records", write_slowly)
+    with pytest.raises(httpx.ReadTimeout):
+        broker.api.post(f"{consumer}/poll", params={"max_records": 1}, timeout=0.5)
+    monkeypatch.undo()
+    assert poll_when_idle(broker, consumer)[0] == (0, 2)
+    assert written == [2]
+
+
+def poll_when_idle(broker: HttpBroker, consumer: str) -> list[tuple[int, int]]:
+    """Polls as soon as the previous poll has noticed that its client is gone."""
+    deadline = time.monotonic() + 30
+    while broker.api.post(f"{consumer}/commit", json={}).status_code == 200 and time.monotonic() < deadline:
+        response = broker.api.post(f"{consumer}/poll", params={"wait_ms": 5_000})
+        if response.status_code == 200:
+            return [(each["partition"], each["offset"]) for each in response.json()["records"]]
+        assert error_code(response, 409) == "CONFLICT"
+        time.sleep(0.05)
+    pytest.fail("the previous poll did not end")
 
 
 def test_http_and_kafka_consumers_share_a_group(broker: HttpBroker) -> None:

@@ -13,8 +13,9 @@ from confluent_kafka import Consumer, Producer
 from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.net.cluster import Cluster
 from moldau.client.producer.producer import Producer as ClientProducer
+from moldau.client.producer.record_accumulator import RecordAccumulator
 from moldau.http.v1 import records
-from moldau.http.v1.client import HttpClient
+from moldau.http.v1.client import REQUEST_TIMEOUT_MS, HttpClient
 from support.http_v1 import HttpBroker, base64, consume, error_code, http_broker, produce
 
 ALL_BYTES = bytes(range(256))
@@ -40,7 +41,7 @@ def broker() -> Iterator[HttpBroker]:
         "times",
         "aborted",
     )
-    with http_broker(dict.fromkeys(names, 1) | {"keys": 8}) as running:
+    with http_broker(dict.fromkeys(names, 1) | {"keys": 8, "many": 2}) as running:
         yield running
 
 
@@ -299,10 +300,35 @@ def test_a_producer_that_failed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> 
 def test_records_that_wait_too_long_for_the_producer_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
     with http_broker({"slow": 1}) as broker:
         produce(broker.api, "slow", {})
-        monkeypatch.setattr(records, "REQUEST_TIMEOUT_MS", -1)
-        response = broker.api.post("/topics/slow/records", json={"records": [{}, {}]})
+        monkeypatch.setattr(RecordAccumulator, "has_memory", lambda accumulator, size: False)
+        monkeypatch.setattr(records, "REQUEST_TIMEOUT_MS", 200)
+        started = time.monotonic()
+        response = broker.api.post("/topics/slow/records", json={"records": [{}, {}, {}]})
         assert error_code(response, 504) == "REQUEST_TIMED_OUT"
-        assert len(response.json()["records"]) == 2
+        assert len(response.json()["records"]) == 3
+        assert time.monotonic() - started < REQUEST_TIMEOUT_MS / 1000
+
+
+def test_a_request_ends_although_its_records_are_not_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
+    with http_broker({"silent": 1}) as broker:
+        produce(broker.api, "silent", {})
+        monkeypatch.setattr(RecordAccumulator, "ready_partitions", lambda accumulator, now_ms: [])
+        monkeypatch.setattr(records, "PRODUCE_TIMEOUT_MS", 200)
+        response = broker.api.post("/topics/silent/records", json={"records": [{}, {"partition": 7}]})
+        assert error_code(response, 504) == "REQUEST_TIMED_OUT"
+        errors = [each["error"] for each in response.json()["records"]]
+        assert "may have been written" in errors[0]["message"]
+        assert errors[1]["code"] == "UNKNOWN_TOPIC_OR_PARTITION"
+
+
+def test_very_many_records_have_one_result_each(broker: HttpBroker) -> None:
+    results = produce(
+        broker.api, "many", *({"value": {"json": index}, "partition": index % 2} for index in range(3_000))
+    )
+    assert [each["partition"] for each in results] == [index % 2 for index in range(3_000)]
+    assert [each["offset"] for each in results[::2]] == list(range(1_500))
+    consumed = consume(broker.api, "many", max_records=1_000)["records"]
+    assert [each["value"] for each in consumed] == [{"json": index} for index in range(0, 2_000, 2)]
 
 
 def test_sizes_are_limited() -> None:

@@ -1,13 +1,15 @@
 """JSON request bodies. A body is JSON whatever its Content-Type says, because clients send wrong ones."""
 
+import gc
 import json
 import re
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, TypeVar
+from functools import partial
+from typing import Annotated, Any, TypeVar, get_args
 
 from fastapi import Depends, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -16,10 +18,12 @@ from moldau.http.errors import HttpError
 
 RECEIVED_BYTES_MAX = 64 * 1024 * 1024
 """The maximum size of the bodies of all requests in progress, unless a single body may be larger than half of it."""
-JSON_VALUES_MAX = 500_000
+JSON_VALUES_MAX = 250_000
 """The maximum number of JSON values in a body. Parsing blocks the event loop, for seconds if there are millions."""
 ERRORS_MAX = 20
 """The maximum number of invalid fields that a response names."""
+ITEMS_AT_ONCE = 20
+"""How many items of a list are validated at once. A request for one record is then as fast as it can be."""
 
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _SEPARATORS = ",[{"
@@ -28,12 +32,23 @@ _RECEIVED_BODY = "moldau.received_body"
 """The key of the ReceivedBody in the scope of a request."""
 
 ModelT = TypeVar("ModelT", bound="RequestBody")
+T = TypeVar("T")
 
 
 class RequestBody(BaseModel):
-    """Base of request bodies. Unknown fields and wrong types are errors."""
+    """Base of request bodies and of objects in them. Unknown fields and wrong types are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out_unknown_fields(cls, tree: Any) -> Any:
+        """Leaves out unknown fields if there are very many. Pydantic would describe each of them."""
+        if type(tree) is not dict or len(tree) <= len(cls.model_fields) + ERRORS_MAX:
+            return tree
+        known = [field.alias or name for name, field in cls.model_fields.items()]
+        unknown = [name for name in tree if name not in known][:ERRORS_MAX]
+        return {name: tree[name] for name in [*known, *unknown] if name in tree}
 
 
 def context_of(request: Request) -> HttpContext:
@@ -103,32 +118,65 @@ async def read_body(request: Request) -> bytes:
     return bytes(body)
 
 
-def json_body(model: type[ModelT]) -> Callable[[Request], Awaitable[ModelT]]:
-    """Returns a dependency that reads and validates the body. `body_schema` describes the body in OpenAPI."""
+def json_body(model: type[ModelT], items: str | None = None) -> Callable[[Request], Awaitable[ModelT]]:
+    """Returns a dependency that reads and validates the body. `body_schema` describes the body in OpenAPI.
+
+    `items` is a field with a list that may be long. Its items are validated one by one, up to the first invalid one,
+    and the node does other work in between. Other long lists need `fail_fast`, because thousands of errors take seconds
+    to describe.
+    """
+    item_type = None if items is None else TypeAdapter[Any](get_args(model.model_fields[items].annotation)[0])
 
     async def parse(request: Request) -> ModelT:
-        return _validate(model, await read_body(request))
+        data = await read_body(request)
+        run = context_of(request).broker.cpu_budget.run
+        tree = await run(partial(_decode, data))
+        values = tree.get(items) if item_type is not None and isinstance(tree, dict) else None
+        if items is None or item_type is None or type(values) is not list or len(values) <= ITEMS_AT_ONCE:
+            return await run(partial(_validate, model.model_validate, tree, "body"))
+        _check_item_count(model, items, len(values))
+        body = _validate(model.model_validate, {**tree, items: values[:1]}, "body")
+        found = [
+            await run(partial(_validate, item_type.validate_python, value, "body", items, index))
+            for index, value in enumerate(values)
+        ]
+        setattr(body, items, found)
+        return body
 
     return parse
 
 
-def _validate(model: type[ModelT], data: bytes) -> ModelT:
+def _decode(data: bytes) -> Any:
+    """Raises HttpError if the data is not JSON, or has too many values."""
+    # The garbage collector would scan the growing tree many times, and JSON has no cycles.
+    collects_garbage = gc.isenabled()
+    gc.disable()
     try:
         text = data.decode().removeprefix(_BYTE_ORDER_MARK)
         _check_value_count(text)
-        tree = _DECODER.decode(text)
+        return _DECODER.decode(text)
     except (ValueError, RecursionError) as error:
         raise HttpError(400, f"the body is not JSON: {error}") from None
-    if isinstance(tree, dict) and len(tree) > len(model.model_fields) + ERRORS_MAX:
-        # Pydantic would report all unknown fields, which can be very many.
-        known = [field.alias or name for name, field in model.model_fields.items()]
-        unknown = [name for name in tree if name not in known][:ERRORS_MAX]
-        tree = {name: tree[name] for name in [*known, *unknown] if name in tree}
+    finally:
+        if collects_garbage:
+            gc.enable()
+
+
+def _validate(validate: Callable[[Any], T], tree: Any, *location: str | int) -> T:
+    """Raises RequestValidationError, with `location` before the names of invalid fields."""
     try:
-        return model.model_validate(tree)
+        return validate(tree)
     except ValidationError as error:
-        errors = error.errors(include_url=False, include_context=False)[:ERRORS_MAX]
-        raise RequestValidationError([{**each, "loc": ("body", *each["loc"])} for each in errors]) from None
+        errors = error.errors(include_url=False, include_context=False, include_input=False)[:ERRORS_MAX]
+        raise RequestValidationError([{**each, "loc": (*location, *each["loc"])} for each in errors]) from None
+
+
+def _check_item_count(model: type[RequestBody], field: str, count: int) -> None:
+    for each in model.model_fields[field].metadata:
+        limit = getattr(each, "max_length", None)
+        if limit is not None and count > limit:
+            message = f"List should have at most {limit} items, not {count}"
+            raise RequestValidationError([{"type": "too_long", "loc": ("body", field), "msg": message}])
 
 
 def _check_value_count(text: str) -> None:

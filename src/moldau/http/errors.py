@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from moldau.error_codes import error_message
 from moldau.error_statuses import MISDIRECTED, UNAVAILABLE, error_status
@@ -15,6 +17,8 @@ from moldau.http.health import RETRY_AFTER_S
 RETRY_HEADERS = {"retry-after": str(RETRY_AFTER_S)}
 DETAIL_LENGTH_MAX = 1_000
 """Errors may contain names from the request, which have any length."""
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+METHOD_NOT_ALLOWED = 405
 
 
 class HttpError(Exception):
@@ -43,6 +47,10 @@ def add_error_handlers(app: FastAPI, context: HttpContext) -> None:
             detail = not_leader_detail(leader_id)
         return JSONResponse({"detail": detail}, status, RETRY_HEADERS if status == UNAVAILABLE else None)
 
+    @app.exception_handler(HTTPException)
+    async def on_starlette_error(request: Request, error: HTTPException) -> JSONResponse:
+        return JSONResponse({"detail": error.detail}, error.status_code, headers_of(request, error))
+
     @app.exception_handler(RequestValidationError)
     async def on_validation_error(request: Request, error: RequestValidationError) -> JSONResponse:
         # The input is left out, because it may be large and may not be JSON (NaN, lone surrogates).
@@ -54,6 +62,19 @@ def add_error_handlers(app: FastAPI, context: HttpContext) -> None:
         # uvicorn's connection logs the exception.
         context.unexpected_errors += 1
         return JSONResponse({"detail": "the request failed with an unexpected error"}, 500)
+
+
+def headers_of(request: Request, error: HTTPException) -> Mapping[str, str] | None:
+    """Returns the headers of an error of the router, which names the methods of only one route with this path."""
+    if error.status_code != METHOD_NOT_ALLOWED:
+        return error.headers
+    routes = request.app.router.routes
+    allowed = [
+        method
+        for method in METHODS
+        if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in routes)
+    ]
+    return {"allow": ", ".join(allowed)}
 
 
 def not_leader_detail(leader_id: int) -> str:

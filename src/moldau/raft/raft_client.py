@@ -396,7 +396,7 @@ class RaftClient:
         for voter in quorum.voters:
             replica = None if leader is None else leader.replica_of(voter)
             if voter.node_id == quorum.node_id:
-                replica = ReplicaState(quorum.key, quorum.log.end_offset, now_ms, now_ms)
+                replica = ReplicaState(quorum.key, quorum.log.end_offset, now_ms, last_caught_up_ms=now_ms)
             voters.append(replica or ReplicaState(voter.key))
         observers = [] if leader is None else leader.observers(now_ms)
         return raft.QuorumDescription(

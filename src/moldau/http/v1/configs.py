@@ -10,7 +10,17 @@ from moldau.client.admin.types import ConfigChange, ConfigEntry, ConfigResource,
 from moldau.client.errors import ErrorCode, KafkaError
 from moldau.http.body import json_body
 from moldau.http.v1.errors import BODY_ERRORS
-from moldau.http.v1.fields import Body, BrokerPath, ConfigName, ConfigValue, TopicPath, View, request_body
+from moldau.http.v1.fields import (
+    CONFIGS_MAX,
+    Body,
+    BrokerPath,
+    ConfigCount,
+    ConfigName,
+    ConfigValue,
+    TopicPath,
+    View,
+    request_body,
+)
 from moldau.http.v1.state import State, V1State
 
 router = APIRouter(tags=["configs"])
@@ -18,7 +28,7 @@ EXAMPLE = {"configs": {"retention.ms": "60000", "max.message.bytes": None}}
 
 
 class AlterConfigsBody(Body):
-    configs: dict[ConfigName, ConfigValue | None] = Field(min_length=1, max_length=100)
+    configs: Annotated[dict[ConfigName, ConfigValue | None], ConfigCount] = Field(min_length=1, max_length=CONFIGS_MAX)
     """The new values; null resets a config to its default. Other configs stay as they are."""
     validate_only: bool = False
 

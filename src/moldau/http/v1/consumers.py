@@ -3,15 +3,18 @@
 A consumer lives on the node that created it. All its requests must go to that node.
 """
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Path, Query, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import Field
 
+from moldau.client.consumer.consumer import Consumer
 from moldau.client.errors import IllegalStateError
-from moldau.client.record import TopicPartition
+from moldau.client.record import ConsumerRecord, TopicPartition
+from moldau.concurrency.tasks import cancel_and_wait
 from moldau.http.body import json_body
 from moldau.http.errors import HttpError
 from moldau.http.v1.consumer_registry import ConsumerInstance
@@ -29,7 +32,7 @@ from moldau.http.v1.fields import (
     request_body,
 )
 from moldau.http.v1.payloads import RecordView, write_records
-from moldau.http.v1.state import State, V1State
+from moldau.http.v1.state import State, V1State, wait_for_disconnect
 
 POLL_RECORDS_MAX = 1_000
 
@@ -55,7 +58,7 @@ class CommittedOffsetBody(Body):
 
 
 class CommitBody(Body):
-    offsets: list[CommittedOffsetBody] | None = Field(None, min_length=1, max_length=10_000)
+    offsets: list[CommittedOffsetBody] | None = Field(None, min_length=1, max_length=10_000, fail_fast=True)
     """The offsets to commit; by default those after all records that polls have returned."""
 
 
@@ -118,6 +121,7 @@ async def describe_consumer(state: State, group: GroupPath, consumer_id: Consume
 
 @router.post("/{consumer_id}/poll", summary="Consume records", response_model=PolledRecords, responses=CONFLICT)
 async def poll(
+    request: Request,
     state: State,
     group: GroupPath,
     consumer_id: ConsumerPath,
@@ -126,16 +130,44 @@ async def poll(
     format: Format = "json",
 ) -> Response:
     """Returns the next records of the assigned partitions, or none after `wait_ms`, for example while the group
-    rebalances."""
+    rebalances. If the client disconnects before, the next poll returns these records."""
     async with _use(state, group, consumer_id) as instance:
         if instance.is_polling:
             raise HttpError(409, f"another request is polling consumer {consumer_id}")
         instance.is_polling = True
+        disconnected = asyncio.get_running_loop().create_task(wait_for_disconnect(request))
         try:
-            records = await state.until_stopping(instance.consumer.poll(wait_ms, max_records))
+            records = await state.until_stopping(_poll(instance.consumer, wait_ms, max_records, disconnected))
+            content = await write_records(state.context.broker.cpu_budget, records, format)
+            if disconnected.done():
+                _return_records(instance.consumer, records)
         finally:
             instance.is_polling = False
-    return Response(f'{{"records":{write_records(records, format)}}}', media_type="application/json")
+            await cancel_and_wait(disconnected)
+    return Response(f'{{"records":{content}}}', media_type="application/json")
+
+
+async def _poll(
+    consumer: Consumer, wait_ms: int, records_max: int, disconnected: "asyncio.Future[Any]"
+) -> list[ConsumerRecord]:
+    """Returns no records if the client disconnects first."""
+    poll: asyncio.Task[Any] = asyncio.get_running_loop().create_task(consumer.poll(wait_ms, records_max))
+    try:
+        await asyncio.wait([poll, disconnected], return_when=asyncio.FIRST_COMPLETED)
+        records: list[ConsumerRecord] = poll.result() if poll.done() else []
+        return records
+    finally:
+        await cancel_and_wait(poll)
+
+
+def _return_records(consumer: Consumer, records: Sequence[ConsumerRecord]) -> None:
+    """Lets the next poll return these records again, so that a commit without offsets does not skip them."""
+    first: dict[TopicPartition, int] = {}
+    for record in records:
+        first.setdefault(TopicPartition(record.topic, record.partition), record.offset)
+    for partition in consumer.assignment:
+        if partition in first:
+            consumer.seek(partition, first[partition])
 
 
 @router.post(

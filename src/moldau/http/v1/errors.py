@@ -18,7 +18,7 @@ from moldau.error_codes import error_code, error_message
 from moldau.error_statuses import MISDIRECTED, NOT_FOUND, UNAVAILABLE, error_status
 from moldau.errors import MoldauError
 from moldau.http.context import HttpContext
-from moldau.http.errors import RETRY_HEADERS, HttpError
+from moldau.http.errors import RETRY_HEADERS, HttpError, headers_of
 
 TIMED_OUT, INVALID_FIELD, MULTI_STATUS = 504, 422, 207
 FIELDS_MAX = 20
@@ -116,7 +116,7 @@ def add_v1_error_handlers(app: FastAPI, context: HttpContext) -> None:
     @app.exception_handler(HTTPException)
     async def on_starlette_error(request: Request, error: HTTPException) -> JSONResponse:
         code = _CODES.get(error.status_code, "ERROR")
-        return error_response(error.status_code, {"code": code, "message": error.detail}, error.headers)
+        return error_response(error.status_code, {"code": code, "message": error.detail}, headers_of(request, error))
 
     @app.exception_handler(RequestValidationError)
     async def on_validation_error(request: Request, error: RequestValidationError) -> JSONResponse:

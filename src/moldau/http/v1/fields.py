@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Literal
 
 from fastapi import Path, Query
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from moldau.http.body import RequestBody
 from moldau.http.simple_api.fields import Text
@@ -40,6 +40,18 @@ def _check_offset(value: str) -> str:
         raise ValueError(f"an offset is at most {LONG_MAX}")
     return value
 
+
+CONFIGS_MAX = 100
+
+
+def _check_config_count(value: Any) -> Any:
+    # Pydantic would check the count only after all items.
+    if isinstance(value, dict) and len(value) > CONFIGS_MAX:
+        raise ValueError(f"at most {CONFIGS_MAX} configs can be given")
+    return value
+
+
+ConfigCount = BeforeValidator(_check_config_count)
 
 OffsetText = Annotated[
     str,

@@ -8,6 +8,7 @@ import json
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Iterable
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, WithJsonSchema
@@ -15,6 +16,7 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, WithJsonSchema
 from moldau.client.record import ConsumerRecord
 from moldau.http.simple_api.fields import Text
 from moldau.http.v1.fields import Body, View
+from moldau.server.cpu_budget import CpuBudget
 
 PayloadFormat = Literal["json", "text", "base64"]
 _TAGS = {"json": "~json", "text": "~text", "base64": "~base64"}
@@ -71,9 +73,14 @@ class Base64Payload(Body):
 
 def _encoding_of(value: Any) -> str | None:
     """Returns the tag of a payload; None if the value is not an object with a known encoding."""
+    if isinstance(value, dict):
+        for name in value:
+            if name in _TAGS:
+                return _TAGS[name]
+        return None
     if isinstance(value, JsonPayload | TextPayload | Base64Payload):
         return _TAGS[type(value).__name__.removesuffix("Payload").lower()]
-    return next((tag for name, tag in _TAGS.items() if isinstance(value, dict) and name in value), None)
+    return None
 
 
 _JSON, _TEXT, _BASE64_DATA = (Tag(tag) for tag in _TAGS.values())
@@ -115,9 +122,9 @@ def payload_bytes(payload: JsonPayload | TextPayload | Base64Payload | None) -> 
     return None if payload is None else payload.to_bytes()
 
 
-def write_records(records: Iterable[ConsumerRecord], form: PayloadFormat) -> str:
-    """Returns the records as a JSON array."""
-    return f"[{','.join(write_record(each, form) for each in records)}]"
+async def write_records(budget: CpuBudget, records: Iterable[ConsumerRecord], form: PayloadFormat) -> str:
+    """Returns the records as a JSON array. The node does other work in between if there are many."""
+    return f"[{','.join([await budget.run(partial(write_record, each, form)) for each in records])}]"
 
 
 def write_record(record: ConsumerRecord, form: PayloadFormat) -> str:

@@ -21,12 +21,12 @@ router = APIRouter(prefix="/reassignments", tags=["reassignments"])
 class ReassignmentBody(Body):
     topic: TopicName
     partition: PartitionIndex
-    replicas: Annotated[list[BrokerId], Field(min_length=1, max_length=1_000)] | None
+    replicas: Annotated[list[BrokerId], Field(min_length=1, max_length=1_000, fail_fast=True)] | None
     """The new replicas, the preferred leader first; null cancels the reassignment in progress."""
 
 
 class AlterReassignmentsBody(Body):
-    partitions: list[ReassignmentBody] = Field(min_length=1, max_length=10_000)
+    partitions: list[ReassignmentBody] = Field(min_length=1, max_length=10_000, fail_fast=True)
 
 
 class ReassignmentResultView(View):

@@ -2,11 +2,12 @@
 them by offset."""
 
 import asyncio
+import json
 from collections.abc import Iterator
+from functools import partial
 from typing import Annotated, Literal, NamedTuple
 
 from fastapi import APIRouter, Depends, Query, Response
-from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from moldau.client.consumer.completed_fetch import READ_COMMITTED, READ_UNCOMMITTED, CompletedFetch
@@ -18,10 +19,12 @@ from moldau.client.net.metadata import NO_LEADER, TopicInfo
 from moldau.client.producer.partitioner import partition_of_key
 from moldau.client.producer.producer import Producer, RecordMetadata
 from moldau.client.record import ConsumerRecord, TopicPartition, decode_records
+from moldau.error_statuses import UNAVAILABLE
 from moldau.errors import CorruptRecordError
 from moldau.http.body import json_body
+from moldau.http.errors import RETRY_HEADERS
 from moldau.http.v1.client import REQUEST_TIMEOUT_MS
-from moldau.http.v1.errors import BODY_ERRORS, MULTI_STATUS, ErrorView, error_response, status_of, view_error
+from moldau.http.v1.errors import BODY_ERRORS, MULTI_STATUS, ErrorView, status_of, view_error
 from moldau.http.v1.fields import (
     Body,
     Format,
@@ -39,6 +42,12 @@ from moldau.http.v1.state import State, missing_leader, missing_partition
 from moldau.records.record import TIMESTAMP_MAX
 
 PRODUCED_RECORDS_MAX = 10_000
+SENDS_PER_ITERATION = 50
+"""How many records a request gives to the producer before the node does other work."""
+PRODUCE_TIMEOUT_MS = 30_000
+"""How long a request may take after the producer was started. Records without a result may have been written."""
+STOP_GRACE_S = 2.0
+"""How long a stopping node waits for the acknowledgements of records that were sent before."""
 RECORDS_MAX = 5_000
 BYTES_MAX = 8 * 1024 * 1024
 FETCH_WAIT_MS_MAX = 500
@@ -53,7 +62,7 @@ class ProducedRecordBody(Body):
     key: Payload | None = None
     value: Payload | None = None
     """The value; null is a tombstone."""
-    headers: list[HeaderBody] = Field([], max_length=1_000)
+    headers: list[HeaderBody] = Field([], max_length=1_000, fail_fast=True)
     partition: PartitionIndex | None = None
     """The partition. By default the hash of the key selects it, as in Kafka's producers."""
     timestamp: Annotated[int, Field(ge=0, le=TIMESTAMP_MAX)] | None = None
@@ -113,37 +122,46 @@ class ConsumedRecords(View):
     ),
 )
 async def produce(
-    state: State, topic: TopicPath, body: Annotated[ProduceRecordsBody, Depends(json_body(ProduceRecordsBody))]
+    state: State,
+    topic: TopicPath,
+    body: Annotated[ProduceRecordsBody, Depends(json_body(ProduceRecordsBody, "records"))],
 ) -> Response:
     """Writes records. The status is 200 if all records were written, 207 if some were, and an error if none was."""
     info = await state.find_topic(topic)
     producer = await state.client.producer(_ACKS[body.acks])
-    results = await state.until_stopping(_send_all(producer, info, body.records))
-    views = [_view_result(each) for each in results]
+    results = await state.until_stopping(_send_all(producer, info, body.records), STOP_GRACE_S)
+    run = state.context.broker.cpu_budget.run
+    views = ",".join([await run(partial(_write_result, each)) for each in results])
     errors = [each for each in results if isinstance(each, KafkaError)]
-    if len(errors) == len(results):
-        return error_response(status_of(errors[0]), view_error(errors[0]), records=views)
-    return JSONResponse({"records": views}, MULTI_STATUS if errors else 200)
+    if len(errors) < len(results):
+        return _json_response(f'{{"records":[{views}]}}', MULTI_STATUS if errors else 200)
+    return _json_response(f'{{"error":{json.dumps(view_error(errors[0]))},"records":[{views}]}}', status_of(errors[0]))
 
 
 async def _send_all(
     producer: Producer, topic: TopicInfo, records: list[ProducedRecordBody]
 ) -> list[RecordMetadata | KafkaError]:
-    """Returns the result of each record."""
-    futures: list[asyncio.Future[RecordMetadata] | KafkaError] = []
+    """Returns the result of each record, after PRODUCE_TIMEOUT_MS at the latest."""
     loop = asyncio.get_running_loop()
-    deadline_s = loop.time() + REQUEST_TIMEOUT_MS / 1000
-    for record in records:
-        try:
-            if loop.time() > deadline_s:
-                # Every record may wait for a full buffer.
-                raise RequestTimedOutError(f"{topic.name} did not accept all records in {REQUEST_TIMEOUT_MS} ms")
-            futures.append(await _send(producer, topic, record))
-        except KafkaError as error:
-            futures.append(error)
-    pending = [each for each in futures if not isinstance(each, KafkaError)]
-    await asyncio.gather(*pending, return_exceptions=True)
-    return [each if isinstance(each, KafkaError) else _future_result(each) for each in futures]
+    started_s = loop.time()
+    sent: list[asyncio.Future[RecordMetadata] | KafkaError] = []
+    try:
+        # Every record may wait for a full buffer.
+        async with asyncio.timeout_at(started_s + REQUEST_TIMEOUT_MS / 1000):
+            for record in records:
+                try:
+                    sent.append(await _send(producer, topic, record))
+                except KafkaError as error:
+                    sent.append(error)
+                if len(sent) % SENDS_PER_ITERATION == 0:
+                    await asyncio.sleep(0)
+    except TimeoutError:
+        late = RequestTimedOutError(f"{topic.name} did not accept all records in {REQUEST_TIMEOUT_MS} ms")
+        sent += [late] * (len(records) - len(sent))
+    pending = [each for each in sent if not isinstance(each, KafkaError)]
+    if pending:
+        await asyncio.wait(pending, timeout=started_s + PRODUCE_TIMEOUT_MS / 1000 - loop.time())
+    return [each if isinstance(each, KafkaError) else _future_result(each) for each in sent]
 
 
 async def _send(producer: Producer, topic: TopicInfo, record: ProducedRecordBody) -> "asyncio.Future[RecordMetadata]":
@@ -169,6 +187,8 @@ async def _send(producer: Producer, topic: TopicInfo, record: ProducedRecordBody
 
 
 def _future_result(future: "asyncio.Future[RecordMetadata]") -> RecordMetadata | KafkaError:
+    if not future.done():
+        return RequestTimedOutError(f"no acknowledgement in {PRODUCE_TIMEOUT_MS} ms: the record may have been written")
     error = future.exception()
     if error is None:
         return future.result()
@@ -177,11 +197,17 @@ def _future_result(future: "asyncio.Future[RecordMetadata]") -> RecordMetadata |
     raise error
 
 
-def _view_result(result: RecordMetadata | KafkaError) -> dict[str, object]:
+def _write_result(result: RecordMetadata | KafkaError) -> str:
+    """Returns a ProducedRecordView as JSON."""
     if isinstance(result, KafkaError):
-        return {"error": view_error(result)}
-    offset = result.offset if result.offset >= 0 else None
-    return {"partition": result.partition, "offset": offset, "timestamp": result.timestamp}
+        return json.dumps({"error": view_error(result)})
+    offset = result.offset if result.offset >= 0 else "null"
+    return f'{{"partition":{result.partition},"offset":{offset},"timestamp":{result.timestamp}}}'
+
+
+def _json_response(content: str, status: int) -> Response:
+    headers = RETRY_HEADERS if status == UNAVAILABLE else None
+    return Response(content, status, headers, media_type="application/json")
 
 
 @router.get(
@@ -208,8 +234,9 @@ async def consume(
     isolation = READ_COMMITTED if isolation_level == "read_committed" else READ_UNCOMMITTED
     reader = _PartitionReader(cluster, source, isolation, max_records, max_bytes)
     found = await state.until_stopping(reader.read(offset, wait_ms))
+    written = await write_records(state.context.broker.cpu_budget, reader.records, format)
     content = (
-        f'{{"records":{write_records(reader.records, format)},"next_offset":{reader.next_offset},'
+        f'{{"records":{written},"next_offset":{reader.next_offset},'
         f'"log_start_offset":{found.log_start_offset},"high_watermark":{found.high_watermark},'
         f'"last_stable_offset":{found.last_stable_offset}}}'
     )

@@ -71,17 +71,25 @@ class V1State:
             raise missing_leader(topic, partition)
         return TopicPartition(topic, partition)
 
-    async def until_stopping(self, work: Coroutine[Any, Any, T]) -> T:
-        """Awaits the work. Cancels it and raises HttpError with status 503 when the node stops."""
+    async def until_stopping(self, work: Coroutine[Any, Any, T], grace_s: float = 0.0) -> T:
+        """Awaits the work. When the node stops, cancels it after `grace_s` and raises HttpError with status 503."""
         task = asyncio.ensure_future(work)
         stopping = asyncio.ensure_future(self.context.stopping.wait())
         try:
             await asyncio.wait([task, stopping], return_when=asyncio.FIRST_COMPLETED)
+            if grace_s and not task.done():
+                await asyncio.wait([task], timeout=grace_s)
             if task.done():
                 return task.result()
             raise HttpError(503, "the node is shutting down")
         finally:
             await cancel_and_wait(task, stopping)
+
+
+async def wait_for_disconnect(request: Request) -> bool:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    return True
 
 
 def missing_partition(topic: str, partition: int) -> KafkaError:

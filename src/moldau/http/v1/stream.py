@@ -29,7 +29,7 @@ from moldau.http.v1.errors import view_error
 from moldau.http.v1.fields import Format, IsolationLevel, OffsetText, TopicPath
 from moldau.http.v1.payloads import PayloadFormat, write_record
 from moldau.http.v1.records import LogOffsets, decode_fetch, resolve_offset
-from moldau.http.v1.state import STREAMS_MAX, State, V1State, missing_leader, missing_partition
+from moldau.http.v1.state import STREAMS_MAX, State, V1State, missing_leader, missing_partition, wait_for_disconnect
 from moldau.settings.registry import INT_MAX, LONG_MAX
 
 KEEP_ALIVE_MS = 5_000
@@ -139,7 +139,7 @@ class _EventSource:
 
     async def events(self, request: Request) -> AsyncIterator[str]:
         loop = asyncio.get_running_loop()
-        ended = [loop.create_task(self._state.context.stopping.wait()), loop.create_task(_wait_for_disconnect(request))]
+        ended = [loop.create_task(self._state.context.stopping.wait()), loop.create_task(wait_for_disconnect(request))]
         self._state.stream_count += 1
         fetcher = Fetcher(
             self._cluster,
@@ -213,12 +213,6 @@ class _EventSource:
         # JSON that was produced with line ends has them in its data.
         lines = _LINE_END.split(write_record(record, self._form))
         return f"id: {event_id}\n" + "".join(f"data: {line}\n" for line in lines) + "\n"
-
-
-async def _wait_for_disconnect(request: Request) -> bool:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    return True
 
 
 async def _start_positions(

@@ -10,7 +10,17 @@ from moldau.client.admin.types import BROKER_DEFAULT, NewTopic
 from moldau.client.net.metadata import TopicInfo
 from moldau.http.body import json_body
 from moldau.http.v1.errors import BODY_ERRORS, CONFLICT
-from moldau.http.v1.fields import Body, ConfigName, ConfigValue, TopicName, TopicPath, View, request_body
+from moldau.http.v1.fields import (
+    CONFIGS_MAX,
+    Body,
+    ConfigCount,
+    ConfigName,
+    ConfigValue,
+    TopicName,
+    TopicPath,
+    View,
+    request_body,
+)
 from moldau.http.v1.state import State
 
 PARTITIONS_MAX = 10_000
@@ -25,7 +35,7 @@ class CreateTopicBody(Body):
     """The number of partitions; the default is num.partitions of the broker."""
     replication_factor: Annotated[int, Field(ge=1, le=REPLICATION_FACTOR_MAX)] | None = None
     """The number of replicas; the default is default.replication.factor of the broker."""
-    configs: dict[ConfigName, ConfigValue] = Field({}, max_length=100)
+    configs: Annotated[dict[ConfigName, ConfigValue], ConfigCount] = Field({}, max_length=CONFIGS_MAX)
     validate_only: bool = False
     """Check the request without creating the topic."""
 
