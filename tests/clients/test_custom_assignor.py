@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pytest
 
-from moldau.client import Consumer, ConsumerPartitionAssignor, KafkaError, SubscribedMember
+from moldau.client import Consumer, ConsumerPartitionAssignor, KafkaError, SubscribedMember, TopicPartition
 from moldau.testing import Broker
 
 TOPIC = "assigned"
@@ -94,8 +94,35 @@ def test_an_assignor_that_fails_fails_the_poll(broker: Broker, assignor: OneForA
     asyncio.run(asyncio.wait_for(test(), 60))
 
 
+class FailingListener(OneForAll):
+    name = "failing-listener"
+
+    def on_assignment(self, partitions: Sequence[tuple[str, int]], generation_id: int) -> None:
+        super().on_assignment(partitions, generation_id)
+        raise LookupError("no idea")
+
+
+def test_an_error_in_on_assignment_is_raised_after_the_callback(broker: Broker) -> None:
+    async def test() -> None:
+        assignor = FailingListener()
+        assigned: list[list[TopicPartition]] = []
+        async with Consumer(broker.bootstrap, group_id="failing-listener", assignors=[assignor]) as consumer:
+            consumer.subscribe([TOPIC], on_assigned=assigned.append)
+            with pytest.raises(LookupError, match="no idea"):
+                await consumer.poll(30_000)
+            assert assigned == [[TopicPartition(TOPIC, index) for index in range(4)]]
+            await consumer.poll(0)
+        assert assignor.seen == [(1, 4)]
+
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
 def test_invalid_assignors_are_rejected() -> None:
+    class Unnamed(OneForAll):
+        name = ""
+
     for assignors, message in (
+        ([Unnamed()], "needs a name"),
         (["sticki"], "sticki"),
         ([OneForAll], "not an assignor"),
         ([OneForAll(), OneForAll()], "same name"),

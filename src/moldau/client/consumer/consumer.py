@@ -517,15 +517,18 @@ class Consumer:
     def paused(self) -> list[TopicPartition]:
         return self._subscriptions.paused
 
-    async def commit(self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None) -> None:
+    async def commit(
+        self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata] | None = None, *, timeout_ms: int | None = None
+    ) -> None:
         """Commits these offsets, by default the positions after all returned records.
 
-        Each offset must be that of the next record to read. Raises CommitFailedError when the group has rebalanced
-        without this consumer, and RebalanceInProgressError during a rebalance.
+        Each offset must be that of the next record to read. Transient errors are retried until the timeout (default:
+        request_timeout_ms). Raises CommitFailedError when the group has rebalanced without this consumer, and
+        RebalanceInProgressError during a rebalance.
         """
         coordinator = self._require_group("commit")
         requested = self._subscriptions.all_consumed() if offsets is None else validate_offsets(offsets)
-        await coordinator.commit(requested)
+        await coordinator.commit(requested, timeout_ms=timeout_ms)
 
     async def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """Returns the group's committed offsets, None for partitions without one."""

@@ -88,8 +88,10 @@ class ConsumerCoordinator:
                 await self._revoke_partitions(partitions, self.listener.on_lost)
             case events.AssignPartitions(partitions, added):
                 self._fetch_manager.assign(_topic_partitions(partitions))
-                self._notify_assignor(partitions)
-                await _invoke_callback(self.listener.on_assigned, _topic_partitions(added))
+                try:
+                    self._notify_assignor(partitions)
+                finally:
+                    await _invoke_callback(self.listener.on_assigned, _topic_partitions(added))
             case events.RaiseError(error):
                 raise error
             case _:
@@ -111,7 +113,11 @@ class ConsumerCoordinator:
     # Commits
 
     async def commit(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], generation: Generation | None = None
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        generation: Generation | None = None,
+        *,
+        timeout_ms: int | None = None,
     ) -> None:
         """Commits offsets consumed in `generation` (default: the current one). Raises KafkaError if that has ended."""
         if not offsets:
@@ -121,7 +127,7 @@ class ConsumerCoordinator:
         async with self._commit_lock:
             self._check_generation(generation)
             try:
-                await self.offsets.commit(offsets, generation)
+                await self.offsets.commit(offsets, generation, timeout_ms=timeout_ms)
             except KafkaError as error:
                 if error.code not in (*_MEMBERSHIP_ERRORS, ErrorCode.rebalance_in_progress):
                     raise

@@ -52,7 +52,8 @@ class ConsumerPartitionAssignor(ABC):
 
     name: ClassVar[str]
     is_cooperative: ClassVar[bool] = False
-    """Whether members keep their partitions while they rejoin."""
+    """Whether members keep their partitions while they rejoin. `assign` must then not give a partition that one member
+    owns (`subscription.owned_partitions`) to another one: leave it out, and assign it in the next rebalance."""
 
     def user_data(self, previous_assignment: PreviousAssignment) -> bytes | None:
         return None
@@ -196,6 +197,10 @@ def resolve_assignors(assignors: Sequence[str | ConsumerPartitionAssignor]) -> t
         if not isinstance(each, str | ConsumerPartitionAssignor):
             raise ValueError(f"{each!r} is not an assignor: pass a name or a ConsumerPartitionAssignor")
     resolved = [get_assignor(each) if isinstance(each, str) else each for each in assignors]
+    for each in resolved:
+        name = getattr(each, "name", None)
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"{each!r} needs a name: set the class attribute `name`")
     names = [each.name for each in resolved]
     if len(set(names)) < len(names):
         raise ValueError(f"two assignors have the same name: {', '.join(names)}")
@@ -269,6 +274,8 @@ def perform_assignment(
     invalid assignment."""
     assignments = assignor.assign(partition_counts, members)
     _check_assignments(assignments, partition_counts, members)
+    if assignor.is_cooperative:
+        _check_handovers(assignments, members)
     user_data = dict.fromkeys(assignments, NO_USER_DATA)
     for member in members:
         if member.instance_id is not None:
@@ -294,5 +301,23 @@ def _check_assignments(
         for topic, index in partitions:
             if not 0 <= index < partition_counts.get(topic, 0) or topic not in topics[member_id]:
                 raise ValueError(f"{member_id} cannot have {topic}-{index}: it does not exist or is not subscribed to")
-            if owners.setdefault((topic, index), member_id) != member_id:
-                raise ValueError(f"{topic}-{index} has two owners: {owners[topic, index]} and {member_id}")
+            if (topic, index) in owners:
+                raise ValueError(f"{topic}-{index} is assigned twice: to {owners[topic, index]} and {member_id}")
+            owners[topic, index] = member_id
+
+
+def _check_handovers(assignments: Assignments, members: Sequence[SubscribedMember]) -> None:
+    """Raises ValueError if a member gets a partition that another member still reads."""
+    # After a missed rebalance two members can claim a partition, and then one of them may keep it.
+    claims: dict[Partition, set[str]] = {}
+    for member in members:
+        for partition in member.subscription.owned_partitions:
+            claims.setdefault(partition, set()).add(member.member_id)
+    for member_id, partitions in assignments.items():
+        for topic, index in partitions:
+            claimants = claims.get((topic, index), {member_id})
+            if member_id not in claimants:
+                raise ValueError(
+                    f"{topic}-{index} moves from {min(claimants)} to {member_id}, but with a cooperative assignor its "
+                    "owner must revoke it first: assign it to no member now"
+                )

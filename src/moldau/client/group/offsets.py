@@ -27,9 +27,15 @@ class GroupOffsets:
     group_id: str
     instance_id: str | None = None
 
-    async def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], generation: Generation) -> None:
+    async def commit(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        generation: Generation,
+        *,
+        timeout_ms: int | None = None,
+    ) -> None:
         """Commits offsets. Raises KafkaError if a partition fails; the other partitions are still committed."""
-        for error in (await self.commit_each(offsets, generation)).values():
+        for error in (await self.commit_each(offsets, generation, timeout_ms=timeout_ms)).values():
             if error is not None:
                 raise error
 

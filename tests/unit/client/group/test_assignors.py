@@ -1,12 +1,19 @@
 """Properties of every assignor in any group, and the specific behaviour of each."""
 
 import random
+from collections.abc import Mapping, Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moldau.client.group.assignors import NO_ASSIGNMENT, PreviousAssignment, get_assignor
+from moldau.client.group.assignors import (
+    NO_ASSIGNMENT,
+    ConsumerPartitionAssignor,
+    PreviousAssignment,
+    get_assignor,
+    perform_assignment,
+)
 from moldau.client.group.sticky_assignment import Assignments, SubscribedMember
 from moldau.wire.consumer_protocol import Partition, Subscription
 
@@ -236,3 +243,43 @@ def test_old_cooperative_members_send_their_generation_in_the_user_data() -> Non
 def test_an_unknown_assignor_is_rejected() -> None:
     with pytest.raises(ValueError, match="unknown assignor 'best'"):
         get_assignor("best")
+
+
+# Assignors of users
+
+
+class FixedAssignor(ConsumerPartitionAssignor):
+    name = "fixed"
+
+    def __init__(self, assignments: Assignments, is_cooperative: bool) -> None:
+        self._assignments = assignments
+        self.is_cooperative = is_cooperative  # type: ignore[misc]
+
+    def assign(self, partition_counts: Mapping[str, int], members: Sequence[SubscribedMember]) -> Assignments:
+        return self._assignments
+
+
+def perform(assignments: Assignments, is_cooperative: bool, owned: Mapping[str, Sequence[Partition]]) -> None:
+    members = [
+        SubscribedMember(member_id, Subscription(("a",), None, tuple(partitions), 3))
+        for member_id, partitions in owned.items()
+    ]
+    perform_assignment(FixedAssignor(assignments, is_cooperative), {"a": 2}, members, "x")
+
+
+def test_a_cooperative_assignor_must_not_move_a_partition_that_is_still_owned() -> None:
+    owned = {"x": [("a", 0), ("a", 1)], "y": []}
+    moved: Assignments = {"x": [("a", 0)], "y": [("a", 1)]}
+    with pytest.raises(ValueError, match="a-1 moves from x to y"):
+        perform(moved, True, owned)
+    perform({"x": [("a", 0)], "y": []}, True, owned)
+    perform(moved, True, {"x": [("a", 0)], "y": []})
+    perform(moved, False, owned)
+    # Both claim a partition after one of them has missed a rebalance.
+    perform(moved, True, {"x": [("a", 0), ("a", 1)], "y": [("a", 1)]})
+
+
+def test_a_partition_must_not_be_assigned_twice() -> None:
+    for assignments in ({"x": [("a", 0), ("a", 0)], "y": []}, {"x": [("a", 0)], "y": [("a", 0)]}):
+        with pytest.raises(ValueError, match="a-0 is assigned twice"):
+            perform(assignments, False, {"x": [], "y": []})
