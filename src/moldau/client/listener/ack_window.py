@@ -4,6 +4,7 @@ Records can be acknowledged in any order. The window of a partition starts at it
 and the offset of this record can be committed: all records before it are acknowledged.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -21,8 +22,9 @@ class _Received(NamedTuple):
 
 @dataclass(slots=True)
 class _PartitionWindow:
-    received: dict[int, _Received] = field(default_factory=dict)
-    """The records from the first one that is not acknowledged on, by offset, in the order of offsets."""
+    received: "OrderedDict[int, _Received]" = field(default_factory=OrderedDict)
+    """The records from the first one that is not acknowledged on, by offset, in the order of offsets. An OrderedDict
+    finds its first key in constant time, a dict only after skipping all keys that were removed before it."""
     acknowledged: set[int] = field(default_factory=set)
     """The offsets in `received` that are acknowledged."""
     last_offset: int = _NONE
@@ -41,10 +43,6 @@ class AckWindow:
     @property
     def is_full(self) -> bool:
         return self.records >= self._records_max or self.bytes >= self._bytes_max
-
-    @property
-    def free_records(self) -> int:
-        return max(0, self._records_max - self.records)
 
     def add(self, record: ConsumerRecord) -> None:
         partition = TopicPartition(record.topic, record.partition)

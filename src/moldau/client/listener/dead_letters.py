@@ -3,11 +3,12 @@
 Header values are UTF-8 text. Times are in milliseconds since 1970.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from moldau.client.errors import KafkaError
 from moldau.client.record import ConsumerRecord
 
 if TYPE_CHECKING:
@@ -59,7 +60,19 @@ class DeadLetterTopic:
     producer: "Producer"
     topic: str
 
-    async def send(self, record: ConsumerRecord, texts: Mapping[ErrorHeader, str]) -> None:
-        """Returns when the dead letter is acknowledged. Raises KafkaError if it cannot be written."""
-        headers = error_headers(record, texts)
-        await (await self.producer.send(self.topic, record.value, key=record.key, headers=headers))
+    async def send(self, records: Sequence[ConsumerRecord], texts: Mapping[ErrorHeader, str]) -> None:
+        """Returns when the dead letters are acknowledged. Raises KafkaError if one cannot be written."""
+        try:
+            deliveries = [
+                await self.producer.send(self.topic, record.value, key=record.key, headers=error_headers(record, texts))
+                for record in records
+            ]
+            for delivery in deliveries:
+                await delivery
+        except KafkaError as error:
+            place = f"{records[0].topic}-{records[0].partition} offset {records[0].offset}"
+            raise KafkaError(
+                error.code,
+                f"the dead letters from {place} on cannot be written to {self.topic!r}, so their records are not "
+                f"acknowledged: {error.message or error.code.name}",
+            ) from error
