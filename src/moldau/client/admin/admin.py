@@ -13,7 +13,23 @@ from typing import Any, Self
 from uuid import UUID
 
 from moldau.client.admin.open_transactions import find_open_transactions
-from moldau.client.admin.requester import AdminRequester, Results, single_result, to_error
+from moldau.client.admin.requester import (
+    AdminRequester,
+    Results,
+    find_leaders,
+    missing_topic_error,
+    single_result,
+    to_error,
+)
+from moldau.client.admin.responses import (
+    parse_config_entry,
+    parse_group,
+    parse_log_dir,
+    parse_producer,
+    parse_replica,
+    parse_resource,
+    parse_transaction,
+)
 from moldau.client.admin.types import (
     BROKER_DEFAULT,
     AbortTransactionSpec,
@@ -21,14 +37,11 @@ from moldau.client.admin.types import (
     ConfigChange,
     ConfigEntry,
     ConfigResource,
-    ConfigSynonym,
     CreatedTopic,
     ElectionType,
     GroupDescription,
     GroupListing,
     LogDir,
-    LogDirReplica,
-    MemberDescription,
     MemberToRemove,
     NewTopic,
     NodeEndpoint,
@@ -37,7 +50,6 @@ from moldau.client.admin.types import (
     Operation,
     ProducerState,
     QuorumInfo,
-    QuorumReplica,
     ResourceType,
     TransactionDescription,
     TransactionListing,
@@ -47,11 +59,10 @@ from moldau.client.consumer.subscription_state import OffsetAndMetadata
 from moldau.client.errors import ErrorCode, KafkaError, raise_for_code
 from moldau.client.group.offsets import GroupOffsets, parse_partition_errors
 from moldau.client.net.cluster import TRANSACTION, Cluster, Retry, resolve_cluster
-from moldau.client.net.metadata import NO_LEADER, BrokerInfo, TopicInfo
+from moldau.client.net.metadata import BrokerInfo, TopicInfo
 from moldau.client.record import TopicPartition, group_by_topic, iterate_partitions, nest_by_topic
 from moldau.wire.api_keys import ApiKey
-from moldau.wire.codec import DecodeError, Message
-from moldau.wire.consumer_protocol import PROTOCOL_TYPE, decode_assignment, decode_subscription
+from moldau.wire.codec import Message
 
 METADATA_TOPIC = "__cluster_metadata"
 _GROUP_TYPES_VERSION_MIN = 5
@@ -142,7 +153,7 @@ class Admin:
         await self.cluster.refresh([name])
         topic = self.cluster.topics.get(name)
         if topic is None:
-            return _missing_topic_error(self.cluster, name)
+            return missing_topic_error(self.cluster, name)
         found = CreatedTopic(name, topic.topic_id, len(topic.partitions), len(topic.partitions[0].replicas), {})
         if exists is not None and not requested.may_have_created(found):
             return exists
@@ -208,7 +219,7 @@ class Admin:
         async def request(remaining: list[str], retry: Retry) -> Results[str, TopicInfo]:
             await self.cluster.refresh(remaining)
             return {
-                name: self.cluster.topics.get(name) or _missing_topic_error(self.cluster, name) for name in remaining
+                name: self.cluster.topics.get(name) or missing_topic_error(self.cluster, name) for name in remaining
             }
 
         return await self._requester.for_each(names, request)
@@ -219,7 +230,7 @@ class Admin:
     async def delete_records(self, offsets: Mapping[TopicPartition, int]) -> Results[TopicPartition, int]:
         """Deletes all records below these offsets (-1: all committed records). Returns the new log start offsets."""
 
-        async def request_leader(
+        async def request(
             node: int | None, partitions: list[TopicPartition], retry: Retry
         ) -> Results[TopicPartition, int]:
             entries = ((each, {"partition_index": each.partition, "offset": offsets[each]}) for each in partitions)
@@ -230,11 +241,7 @@ class Admin:
                 for partition, each in iterate_partitions(response.topics)
             }
 
-        async def request(remaining: list[TopicPartition], retry: Retry) -> Results[TopicPartition, int]:
-            leaders, results = await _find_leaders(self.cluster, remaining)
-            return {**results, **await self._requester.by_node(leaders, request_leader, retry)}
-
-        return await self._requester.for_each(offsets, request)
+        return await self._requester.for_each_on_leader(offsets, request)
 
     async def list_offsets(
         self, times: Mapping[TopicPartition, int], *, isolation_level: int = 0
@@ -244,7 +251,7 @@ class Admin:
         A time is in milliseconds since 1970, or EARLIEST, LATEST or MAX_TIMESTAMP. Partitions without such a record are
         left out. Raises KafkaError if a partition cannot be queried.
         """
-        _, failures = await _find_leaders(self.cluster, list(times))
+        _, failures = await find_leaders(self.cluster, list(times))
         for failure in failures.values():
             if failure.code == ErrorCode.unknown_topic_or_partition:
                 raise failure
@@ -346,8 +353,8 @@ class Admin:
             }
             response = await self.cluster.call(node, ApiKey.DESCRIBE_CONFIGS, tree)
             return {
-                _parse_resource(each): to_error(each.error_code, each.error_message)
-                or {config.name: _parse_config_entry(config) for config in each.configs}
+                parse_resource(each): to_error(each.error_code, each.error_message)
+                or {config.name: parse_config_entry(config) for config in each.configs}
                 for each in response.results
             }
 
@@ -373,7 +380,7 @@ class Admin:
         ) -> Results[ConfigResource, None]:
             tree = {"resources": [entries[resource] for resource in remaining], "validate_only": validate_only}
             response = await self.cluster.call(node, ApiKey.INCREMENTAL_ALTER_CONFIGS, tree)
-            return {_parse_resource(each): to_error(each.error_code, each.error_message) for each in response.responses}
+            return {parse_resource(each): to_error(each.error_code, each.error_message) for each in response.responses}
 
         return await self._requester.for_each_on_node(entries, _config_node, request)
 
@@ -388,10 +395,19 @@ class Admin:
         ]
         single_result(await self.alter_configs({ConfigResource(ResourceType.TOPIC, topic): changes}))
 
-    async def describe_log_dirs(self, brokers: Iterable[int] | None = None) -> Results[int, list[LogDir]]:
+    async def describe_log_dirs(
+        self, brokers: Iterable[int] | None = None, *, partitions: Iterable[TopicPartition] | None = None
+    ) -> Results[int, list[LogDir]]:
+        """Returns the log directories of these brokers (None: of all), with the sizes of these partitions (None: of
+        all)."""
+        topics = None
+        if partitions is not None:
+            by_topic = group_by_topic(partitions)
+            topics = [{"topic": topic, "partitions": indexes} for topic, indexes in by_topic.items()]
+
         async def request(node: int | None, nodes: list[int], retry: Retry) -> Results[int, list[LogDir]]:
-            response = await self.cluster.call(node, ApiKey.DESCRIBE_LOG_DIRS, {"topics": None})
-            result = to_error(response.error_code) or [_parse_log_dir(each) for each in response.results]
+            response = await self.cluster.call(node, ApiKey.DESCRIBE_LOG_DIRS, {"topics": topics})
+            result = to_error(response.error_code) or [parse_log_dir(each) for each in response.results]
             return dict.fromkeys(nodes, result)
 
         if brokers is None:
@@ -412,8 +428,8 @@ class Admin:
                 partition.leader_id,
                 partition.leader_epoch,
                 partition.high_watermark,
-                tuple(_parse_replica(each) for each in partition.current_voters),
-                tuple(_parse_replica(each) for each in partition.observers),
+                tuple(parse_replica(each) for each in partition.current_voters),
+                tuple(parse_replica(each) for each in partition.observers),
                 {
                     node.node_id: tuple(NodeEndpoint(at.name, at.host, at.port) for at in node.listeners)
                     for node in response.nodes
@@ -477,7 +493,7 @@ class Admin:
             tree = {"groups": remaining, "include_authorized_operations": False}
             response = await self.cluster.call(node, ApiKey.DESCRIBE_GROUPS, tree)
             assert node is not None
-            return {each.group_id: _parse_group(each, node) for each in response.groups}
+            return {each.group_id: parse_group(each, node) for each in response.groups}
 
         return await self._requester.for_each_on_coordinator(groups, request)
 
@@ -597,7 +613,7 @@ class Admin:
             tree = {"transactional_ids": remaining}
             response = await self.cluster.call(node, ApiKey.DESCRIBE_TRANSACTIONS, tree)
             assert node is not None
-            return {each.transactional_id: _parse_transaction(each, node) for each in response.transaction_states}
+            return {each.transactional_id: parse_transaction(each, node) for each in response.transaction_states}
 
         return await self._requester.for_each_on_coordinator(transactional_ids, request, kind=TRANSACTION)
 
@@ -609,7 +625,7 @@ class Admin:
     ) -> Results[TopicPartition, list[ProducerState]]:
         """Returns the producers that the leader of each partition knows, idempotent and transactional ones."""
 
-        async def request_leader(
+        async def request(
             node: int | None, remaining: list[TopicPartition], retry: Retry
         ) -> Results[TopicPartition, list[ProducerState]]:
             topics = [
@@ -618,17 +634,11 @@ class Admin:
             response = await self.cluster.call(node, ApiKey.DESCRIBE_PRODUCERS, {"topics": topics})
             return {
                 partition: to_error(each.error_code, each.error_message)
-                or [_parse_producer(producer) for producer in each.active_producers]
+                or [parse_producer(producer) for producer in each.active_producers]
                 for partition, each in iterate_partitions(response.topics)
             }
 
-        async def request(
-            remaining: list[TopicPartition], retry: Retry
-        ) -> Results[TopicPartition, list[ProducerState]]:
-            leaders, results = await _find_leaders(self.cluster, remaining)
-            return {**results, **await self._requester.by_node(leaders, request_leader, retry)}
-
-        return await self._requester.for_each(partitions, request)
+        return await self._requester.for_each_on_leader(partitions, request)
 
     async def find_open_transactions(self, partitions: Iterable[TopicPartition] | None = None) -> OpenTransactions:
         """Finds the transactions that are open in these partitions (None: in all), and tells hanging ones apart.
@@ -684,7 +694,7 @@ class Admin:
             "transaction_version": 0,
         }
 
-        async def request_leader(
+        async def request(
             node: int | None, partitions: list[TopicPartition], retry: Retry
         ) -> Results[TopicPartition, None]:
             response = await self.cluster.call(node, ApiKey.WRITE_TXN_MARKERS, {"markers": [marker]})
@@ -694,11 +704,7 @@ class Admin:
                 for partition, each in iterate_partitions(result.topics)
             }
 
-        async def request(remaining: list[TopicPartition], retry: Retry) -> Results[TopicPartition, None]:
-            leaders, results = await _find_leaders(self.cluster, remaining)
-            return {**results, **await self._requester.by_node(leaders, request_leader, retry)}
-
-        single_result(await self._requester.for_each([spec.partition], request))
+        single_result(await self._requester.for_each_on_leader([spec.partition], request))
 
 
 def _creatable_topic(topic: NewTopic) -> dict[str, Any]:
@@ -714,144 +720,8 @@ def _creatable_topic(topic: NewTopic) -> dict[str, Any]:
     }
 
 
-async def _find_leaders(
-    cluster: Cluster, partitions: list[TopicPartition]
-) -> tuple[dict[TopicPartition, int | None], dict[TopicPartition, KafkaError]]:
-    """Returns the current leaders, and the errors of partitions without a leader."""
-    await cluster.refresh(dict.fromkeys(partition.topic for partition in partitions))
-    leaders: dict[TopicPartition, int | None] = {}
-    failures: dict[TopicPartition, KafkaError] = {}
-    for partition in partitions:
-        known = cluster.partition_info(partition)
-        if partition.topic not in cluster.topics:
-            failures[partition] = _missing_topic_error(cluster, partition.topic)
-        elif known is None:
-            failures[partition] = KafkaError(
-                ErrorCode.unknown_topic_or_partition, f"partition {partition} does not exist"
-            )
-        elif known.leader == NO_LEADER:
-            failures[partition] = KafkaError(ErrorCode.leader_not_available, f"{partition} has no leader now")
-        else:
-            leaders[partition] = known.leader
-    return leaders, failures
-
-
-def _missing_topic_error(cluster: Cluster, name: str) -> KafkaError:
-    code = cluster.topic_errors.get(name, ErrorCode.unknown_topic_or_partition)
-    return KafkaError(code, f"the topic {name!r}")
-
-
 def _config_node(resource: ConfigResource) -> int | None:
     """Returns the node to ask: for the configs of one broker that broker, for other configs None (any node)."""
     if resource.type in (ResourceType.BROKER, ResourceType.BROKER_LOGGER) and resource.name.isdecimal():
         return int(resource.name)
     return None
-
-
-def _parse_resource(response: Message) -> ConfigResource:
-    return ConfigResource(ResourceType(response.resource_type), response.resource_name)
-
-
-def _parse_config_entry(config: Message) -> ConfigEntry:
-    return ConfigEntry(
-        config.name,
-        config.value,
-        config.config_source,
-        config.read_only,
-        config.is_sensitive,
-        tuple(ConfigSynonym(each.name, each.value, each.source) for each in config.synonyms),
-        config.get("documentation"),
-    )
-
-
-def _parse_log_dir(response: Message) -> LogDir:
-    return LogDir(
-        response.log_dir,
-        to_error(response.error_code),
-        {
-            partition: LogDirReplica(each.partition_size, each.offset_lag, each.is_future_key)
-            for partition, each in iterate_partitions(response.topics)
-        },
-        response.get("total_bytes", -1),
-        response.get("usable_bytes", -1),
-    )
-
-
-def _parse_replica(response: Message) -> QuorumReplica:
-    return QuorumReplica(
-        response.replica_id,
-        response.replica_directory_id,
-        response.log_end_offset,
-        response.last_fetch_timestamp,
-        response.last_caught_up_timestamp,
-    )
-
-
-def _parse_group(group: Message, node: int) -> GroupDescription | KafkaError:
-    error = to_error(group.error_code, group.get("error_message") or f"the group {group.group_id!r}")
-    if error is not None:
-        return error
-    if group.group_state == "Dead":
-        # Before version 6 of the response, this state means that the group does not exist.
-        return KafkaError(ErrorCode.group_id_not_found, f"the group {group.group_id!r}")
-    is_consumer = group.protocol_type == PROTOCOL_TYPE
-    return GroupDescription(
-        group.group_id,
-        group.group_state,
-        group.protocol_type,
-        group.protocol_data,
-        tuple(_parse_member(each, is_consumer) for each in group.members),
-        node,
-    )
-
-
-def _parse_transaction(transaction: Message, node: int) -> TransactionDescription | KafkaError:
-    transactional_id = transaction.transactional_id
-    error = to_error(transaction.error_code, f"the transactional id {transactional_id!r}")
-    if error is not None:
-        return error
-    return TransactionDescription(
-        transactional_id,
-        node,
-        transaction.transaction_state,
-        transaction.producer_id,
-        transaction.producer_epoch,
-        transaction.transaction_timeout,
-        transaction.transaction_start_time,
-        tuple(TopicPartition(each.topic, index) for each in transaction.topics for index in each.partitions),
-        transaction.client_id,
-        transaction.client_host,
-    )
-
-
-def _parse_producer(producer: Message) -> ProducerState:
-    start_offset = producer.current_txn_start_offset
-    return ProducerState(
-        producer.producer_id,
-        producer.producer_epoch,
-        producer.last_sequence,
-        producer.last_timestamp,
-        producer.coordinator_epoch,
-        None if start_offset < 0 else start_offset,
-        producer.transactional_id,
-        producer.client_id,
-        producer.client_host,
-    )
-
-
-def _parse_member(member: Message, is_consumer: bool) -> MemberDescription:
-    topics: tuple[str, ...] = ()
-    assignment: tuple[TopicPartition, ...] = ()
-    if is_consumer:
-        try:
-            # The metadata can be empty, for example while members join.
-            if member.member_metadata:
-                topics = decode_subscription(member.member_metadata).topics
-            partitions = decode_assignment(member.member_assignment).partitions
-            assignment = tuple(TopicPartition(*each) for each in partitions)
-        except DecodeError:
-            # Other clients may use another format. Return the member without the data that cannot be decoded.
-            pass
-    return MemberDescription(
-        member.member_id, member.get("group_instance_id"), member.client_id, member.client_host, topics, assignment
-    )

@@ -6,6 +6,8 @@ from typing import Any, TypeVar
 
 from moldau.client.errors import COORDINATOR_ERRORS, ErrorCode, KafkaError, raise_for_code
 from moldau.client.net.cluster import GROUP, Cluster, Retry
+from moldau.client.net.metadata import NO_LEADER
+from moldau.client.record import TopicPartition
 from moldau.wire.api_keys import ApiKey
 from moldau.wire.codec import Message
 
@@ -104,6 +106,17 @@ class AdminRequester:
             keys, lambda remaining, retry: self.by_node({key: node_of(key) for key in remaining}, request, retry)
         )
 
+    async def for_each_on_leader(
+        self, partitions: Iterable[TopicPartition], request: NodeRequest[TopicPartition, V]
+    ) -> Results[TopicPartition, V]:
+        """Sends the leader of each partition a request for its partitions, with retries."""
+
+        async def attempt(remaining: list[TopicPartition], retry: Retry) -> Results[TopicPartition, V]:
+            leaders, failures = await find_leaders(self._cluster, remaining)
+            return {**failures, **await self.by_node(leaders, request, retry)}
+
+        return await self.for_each(partitions, attempt)
+
     async def on_all_brokers(self, request: Callable[[int], Awaitable[Sequence[V]]]) -> list[V]:
         """Sends a request to each broker and returns all results. Raises KafkaError if a broker cannot be queried.
 
@@ -171,3 +184,30 @@ def single_result(results: Results[K, V]) -> V:
 def to_error(code: int, message: str | None = None) -> KafkaError | None:
     """Returns the error for a code, None for success."""
     return None if code == ErrorCode.none else KafkaError(code, message)
+
+
+async def find_leaders(
+    cluster: Cluster, partitions: list[TopicPartition]
+) -> tuple[dict[TopicPartition, int | None], dict[TopicPartition, KafkaError]]:
+    """Returns the current leaders, and the errors of partitions without a leader."""
+    await cluster.refresh(dict.fromkeys(partition.topic for partition in partitions))
+    leaders: dict[TopicPartition, int | None] = {}
+    failures: dict[TopicPartition, KafkaError] = {}
+    for partition in partitions:
+        known = cluster.partition_info(partition)
+        if partition.topic not in cluster.topics:
+            failures[partition] = missing_topic_error(cluster, partition.topic)
+        elif known is None:
+            failures[partition] = KafkaError(
+                ErrorCode.unknown_topic_or_partition, f"partition {partition} does not exist"
+            )
+        elif known.leader == NO_LEADER:
+            failures[partition] = KafkaError(ErrorCode.leader_not_available, f"{partition} has no leader now")
+        else:
+            leaders[partition] = known.leader
+    return leaders, failures
+
+
+def missing_topic_error(cluster: Cluster, name: str) -> KafkaError:
+    code = cluster.topic_errors.get(name, ErrorCode.unknown_topic_or_partition)
+    return KafkaError(code, f"the topic {name!r}")
