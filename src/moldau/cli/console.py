@@ -1,8 +1,9 @@
-"""Console output of commands: tables, notices, errors with hints, and exit codes."""
+"""Console output of commands: tables, JSON lines, notices and errors with hints."""
 
 import base64
+import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 import typer
@@ -10,6 +11,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from moldau.cli.exit_codes import CommandError as CommandError
+from moldau.cli.exit_codes import NotFoundError, common_exit_code, exit_code_of
 from moldau.client.errors import ConnectionLostError, ErrorCode, KafkaError
 
 ERROR_HINTS: Mapping[ErrorCode, str] = {
@@ -27,10 +30,6 @@ out_console = Console(soft_wrap=True, highlight=False)
 err_console = Console(stderr=True, soft_wrap=True, highlight=False)
 
 
-class CommandError(Exception):
-    """The failure of a command. The message is a sentence for the user."""
-
-
 def print_notice(line: str) -> None:
     """Prints a line for the user to standard error, so that standard output has only results."""
     err_console.print(line, markup=False)
@@ -44,27 +43,38 @@ def print_error(error: Exception) -> None:
 
 
 def exit_with_error(error: KafkaError, bootstrap: str) -> NoReturn:
+    """Prints an error and exits with its exit code."""
     print_error(error)
     if isinstance(error, ConnectionLostError):
         print_notice(
             f"Is a broker running at {bootstrap}? Set --bootstrap or MOLDAU_BOOTSTRAP to use another one, or start one "
             "with `moldau serve`."
         )
-    raise typer.Exit(1)
+    raise typer.Exit(exit_code_of(error))
 
 
 def report_results(results: Mapping[Any, object], done: str) -> None:
-    """Prints the result of each item. Exits with code 1 if a result is an exception."""
-    has_failed = False
+    """Prints the result of each item. Exits with an error code if a result is an exception."""
     for key, result in results.items():
-        if isinstance(result, Exception):
-            has_failed = True
-            err_console.print(f"{key}: ", end="", markup=False)
-            print_error(result)
-        else:
+        if not isinstance(result, Exception):
             out_console.print(f"{key}: {done}", markup=False)
-    if has_failed:
-        raise typer.Exit(1)
+    exit_on_failures({key: result for key, result in results.items() if isinstance(result, Exception)})
+
+
+def exit_on_failures(failures: Mapping[Any, Exception]) -> None:
+    """Prints the errors of items. Exits with their exit code if there are any."""
+    for key, error in failures.items():
+        if not isinstance(error, NotFoundError):
+            err_console.print(f"{key}: ", end="", markup=False)
+        print_error(error)
+    if failures:
+        raise typer.Exit(common_exit_code(failures.values()))
+
+
+def print_json_lines(objects: Iterable[Mapping[str, Any]]) -> None:
+    """Prints one JSON object per line. Values that JSON does not have, such as UUIDs, are strings."""
+    for each in objects:
+        typer.echo(json.dumps(each, default=str))
 
 
 def pluralize(count: int, noun: str) -> str:

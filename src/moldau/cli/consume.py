@@ -74,7 +74,7 @@ def consume(
 
     async def run() -> int | None:
         """Returns the number of the signal that stopped the command, or None."""
-        async with connected_cluster(bootstrap) as cluster:
+        async with connected_cluster(bootstrap, topics=topics) as cluster:
             consumer = Consumer(
                 cluster=cluster, group_id=group, auto_offset_reset=reset, isolation_level=isolation_level
             )

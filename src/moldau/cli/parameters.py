@@ -96,8 +96,27 @@ IsolationLevel = Annotated[
         help="read_uncommitted reads all records, read_committed only those of committed transactions.",
     ),
 ]
+Partitions = Annotated[
+    list[int] | None,
+    typer.Option("--partition", metavar="NUMBER", min=0, max=2**31 - 1, help="Only this partition; can be repeated."),
+]
+OnlyChanged = Annotated[bool, typer.Option("--changed", help="Only configs that do not have their default.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print the plan and change nothing.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+
+
+def parse_node_ids(value: str, option: str) -> tuple[int, ...]:
+    """Returns comma-separated node ids without duplicates."""
+    try:
+        nodes = tuple(int(each) for each in value.split(","))
+    except ValueError:
+        nodes = ()
+    if not nodes or min(nodes) < 0 or max(nodes) >= 2**31:
+        raise typer.BadParameter(f"{value!r} is not a list of node ids such as 1,2,3", param_hint=option)
+    if len(set(nodes)) < len(nodes):
+        raise typer.BadParameter(f"{value!r} has a node twice", param_hint=option)
+    return nodes
 
 
 def parse_name_values(pairs: list[str], option: str) -> dict[str, str]:

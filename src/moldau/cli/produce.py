@@ -90,7 +90,10 @@ def produce(
 
     async def run() -> int | None:
         """Returns the number of the signal that stopped the command, or None."""
-        async with connected_cluster(bootstrap) as cluster, Producer(cluster, compression=compression) as producer:
+        async with (
+            connected_cluster(bootstrap, topics=[topic]) as cluster,
+            Producer(cluster, compression=compression) as producer,
+        ):
             if sys.stdin.isatty():
                 print_notice(f"Type records for {topic}, one per line; Ctrl-D ends the input.")
             loop = asyncio.get_running_loop()

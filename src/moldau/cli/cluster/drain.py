@@ -5,11 +5,13 @@ from collections.abc import Set
 from typing import NamedTuple
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from moldau.cli.admin import REQUEST_TIMEOUT_MS, connected_cluster, run_admin, run_or_exit
-from moldau.cli.console import CommandError, err_console, out_console, pluralize, print_notice
+from moldau.cli.admin import run_admin
+from moldau.cli.console import CommandError, out_console, pluralize
+from moldau.cli.exit_codes import NotFoundError
 from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, NodeId, Yes
+from moldau.cli.progress import progress_bar
+from moldau.cli.reassignment import POLL_INTERVAL_S, StallWatch, alter_reassignments, stall_reason, target_replicas
 from moldau.client.admin.admin import Admin
 from moldau.client.admin.types import ConfigResource, OngoingReassignment, ResourceType
 from moldau.client.errors import KafkaError
@@ -19,12 +21,6 @@ from moldau.controller.reassignment import plan_drain
 from moldau.controller.state import LEADER_FOLLOWS_CONTROLLER
 from moldau.errors import MoldauError
 from moldau.settings.option_parser import parse_boolean
-
-POLL_INTERVAL_S = 0.5
-STALLED_POLLS_MAX = 20
-"""The command fails after this many consecutive polls without progress. They take longer than a leader election."""
-MOVES_PER_REQUEST = 200
-NO_LEADER = "it has no leader to copy records from"
 
 Moves = dict[TopicPartition, tuple[int, ...]]
 Reasons = dict[TopicPartition, str]
@@ -56,42 +52,31 @@ def cluster_drain(node: NodeId, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, yes: Y
     if not yes:
         partitions = pluralize(plan.remaining_count, "partition")
         typer.confirm(f"Move {partitions} from node {node} to other nodes?", abort=True)
-    run_or_exit(_drain(node, bootstrap), bootstrap)
+    run_admin(lambda admin: move_all(admin, node), bootstrap, has_progress=True)
     out_console.print(
         f"Node {node} has no replicas any more. To remove it: run `moldau cluster remove-voter {node}` if it is a "
         f"voter, stop it, then run `moldau cluster unregister {node}`."
     )
 
 
-async def _drain(node: int, bootstrap: str) -> None:
-    async with connected_cluster(bootstrap, request_timeout_ms=REQUEST_TIMEOUT_MS) as cluster:
-        await move_all(Admin(cluster, timeout_ms=REQUEST_TIMEOUT_MS), node)
-
-
 async def move_all(admin: Admin, node: int) -> None:
     """Moves all replicas of a node. Raises CommandError if none of the remaining replicas can be moved."""
-    columns = (TextColumn("moving"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=err_console, transient=True) as progress:
-        bar = progress.add_task("moving", total=None)
-        total = stalled_polls = 0
+    with progress_bar("moving") as bar:
+        total = 0
+        stalls = StallWatch()
         started: Moves = {}
-        printed: Reasons = {}
         while True:
             # Plan the moves again in each iteration, because new topics may have been placed on the node meanwhile.
             plan = await _plan(admin, node, started)
             total = max(total, plan.remaining_count)
-            progress.update(bar, total=total, completed=total - plan.remaining_count)
+            moved = total - plan.remaining_count
+            bar.update(moved, total, f"{moved} of {pluralize(total, 'partition')}")
             if not plan.remaining_count:
                 return
-            rejected = await _start_moves(admin, plan.moves)
+            rejected = await alter_reassignments(admin, plan.moves)
             started = {each: to for each, to in (plan.moves | plan.moving).items() if each not in rejected}
-            stalled = rejected | plan.stalled
-            for partition, reason in stalled.items():
-                if printed.get(partition) != reason:
-                    print_notice(f"{partition} cannot be moved yet: {reason}")
-            printed |= stalled
-            stalled_polls = stalled_polls + 1 if len(stalled) == plan.remaining_count else 0
-            if stalled_polls == STALLED_POLLS_MAX:
+            stalled = {each: str(error) for each, error in rejected.items()} | plan.stalled
+            if stalls.is_stuck(stalled, plan.remaining_count):
                 raise CommandError(
                     f"{pluralize(plan.remaining_count, 'partition')} cannot be moved off node {node} for the reasons "
                     "above. Run the command again when the unavailable nodes are back. If the nodes with the records "
@@ -104,7 +89,7 @@ async def _plan(admin: Admin, node: int, started: Moves) -> DrainPlan:
     """Plans moves of a node's replicas to other nodes. `started` are the moves in progress at the last poll."""
     cluster = await admin.describe_cluster(fenced_too=True)
     if node not in [each.node_id for each in cluster.brokers + cluster.fenced]:
-        raise CommandError(f"Node {node} does not exist. Run `moldau cluster status` to see the nodes.")
+        raise NotFoundError(f"Node {node} does not exist. Run `moldau cluster status` to see the nodes.")
     ongoing = await admin.list_reassignments()
     replicas: dict[tuple[str, int], tuple[int, ...]] = {}
     moving: Moves = {}
@@ -118,11 +103,9 @@ async def _plan(admin: Admin, node: int, started: Moves) -> DrainPlan:
             replicas[partition] = each.replicas if move is None else move
             if move is not None and node in each.replicas and node not in move:
                 moving[partition] = move
-                adding = () if reassignment is None else reassignment.adding
-                if each.leader < 0:
-                    stalled[partition] = NO_LEADER
-                elif not running.issuperset(adding):
-                    stalled[partition] = f"its new replica on node {min(set(adding) - running)} is down"
+                reason = stall_reason(each.leader, () if reassignment is None else reassignment.adding, running)
+                if reason is not None:
+                    stalled[partition] = reason
     racks = {each.node_id: each.rack for each in cluster.brokers if each.node_id != node}
     leaving = {TopicPartition(*each) for each, members in replicas.items() if node in members}
     controller_led, errors = await _find_controller_led_topics(admin, {each.topic for each in leaving})
@@ -165,18 +148,8 @@ def _ongoing_target(
 ) -> tuple[int, ...] | None:
     """Returns the replicas that a partition is being moved to, or None if the partition is not being moved."""
     if ongoing is not None:
-        return tuple(replica for replica in ongoing.replicas if replica not in ongoing.removing)
+        return target_replicas(ongoing)
     # `ongoing` comes from the controller, but `partition` from any node. A node that lags behind still lists replicas
     # that a completed move has removed. A new move would keep them and so increase the replication factor. Until the
     # node has caught up, the completed move is treated as in progress.
     return started if started is not None and set(started) < set(partition.replicas) else None
-
-
-async def _start_moves(admin: Admin, moves: Moves) -> Reasons:
-    """Requests reassignments. Returns the reassignments that the controller rejects, with the reasons."""
-    rejected: Reasons = {}
-    requests = list(moves.items())
-    for first in range(0, len(requests), MOVES_PER_REQUEST):
-        results = await admin.alter_reassignments(dict(requests[first : first + MOVES_PER_REQUEST]))
-        rejected |= {each: str(result) for each, result in results.items() if isinstance(result, KafkaError)}
-    return rejected

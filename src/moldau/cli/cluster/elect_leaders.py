@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from moldau.cli.admin import list_partitions, run_admin
-from moldau.cli.console import err_console, out_console, pluralize, print_error
+from moldau.cli.console import exit_on_failures, out_console, pluralize
 from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Yes, validate_name
 from moldau.client.admin.admin import Admin
 from moldau.client.admin.types import ElectionType
@@ -45,16 +45,12 @@ def cluster_elect_leaders(
             return await admin.elect_leaders(kind)
         return await admin.elect_leaders(kind, await list_partitions(admin, topics))
 
-    results = run_admin(operation, bootstrap)
+    results = run_admin(operation, bootstrap, topics=topics or ())
     failed = {
         partition: error
         for partition, error in results.items()
         if error is not None and error.code is not ErrorCode.election_not_needed
     }
-    for partition, error in failed.items():
-        err_console.print(f"{partition}: ", end="", markup=False)
-        print_error(error)
     elected = [partition for partition, error in results.items() if error is None]
     out_console.print(f"{pluralize(len(elected), 'leader')} elected")
-    if failed:
-        raise typer.Exit(1)
+    exit_on_failures(failed)

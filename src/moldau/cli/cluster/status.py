@@ -1,11 +1,11 @@
 """`moldau cluster status`: nodes, controller, quorum, and unhealthy partitions."""
 
 from collections import Counter
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from moldau.cli.admin import run_admin
-from moldau.cli.console import make_table, out_console, pluralize, print_table
-from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap
+from moldau.cli.console import make_table, out_console, pluralize, print_json_lines, print_table
+from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Json
 from moldau.client.admin.admin import Admin
 from moldau.client.admin.types import ClusterDescription, QuorumInfo
 from moldau.client.net.metadata import TopicInfo
@@ -21,7 +21,7 @@ class ClusterState(NamedTuple):
     reassignment_count: int
 
 
-def cluster_status(bootstrap: Bootstrap = DEFAULT_BOOTSTRAP) -> None:
+def cluster_status(bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, as_json: Json = False) -> None:
     """Show the nodes of a cluster, its controller and quorum, and leaderless or under-replicated partitions."""
 
     async def operation(admin: Admin) -> ClusterState:
@@ -33,7 +33,11 @@ def cluster_status(bootstrap: Bootstrap = DEFAULT_BOOTSTRAP) -> None:
         )
 
     state = run_admin(operation, bootstrap)
-    _print_nodes(state)
+    nodes = _nodes(state)
+    if as_json:
+        print_json_lines([_to_json(state, nodes)])
+        return
+    _print_nodes(nodes)
     quorum = state.quorum
     voters = ", ".join(str(each.node_id) for each in quorum.voters)
     out_console.print()
@@ -43,53 +47,101 @@ def cluster_status(bootstrap: Bootstrap = DEFAULT_BOOTSTRAP) -> None:
     _print_partitions(state)
 
 
-def _print_nodes(state: ClusterState) -> None:
+class NodeState(NamedTuple):
+    node: int
+    host: str
+    port: int
+    rack: str | None
+    state: Literal["up", "down"]
+    quorum: Literal["leader", "voter", "observer"]
+    leaders: int
+    """The number of partitions that the node leads."""
+    replicas: int
+    out_of_sync: int
+    """The number of replicas that are not in sync."""
+    metadata_lag: int | None
+    """How many records of the metadata log the node lacks; None if it is unknown."""
+
+
+def _nodes(state: ClusterState) -> list[NodeState]:
     partitions = [each for topic in state.topics for each in topic.partitions]
     leaders = Counter(each.leader for each in partitions)
     replicas = Counter(replica for each in partitions for replica in each.replicas)
     out_of_sync = Counter(replica for each in partitions for replica in each.replicas if replica not in each.in_sync)
+    fenced = {each.node_id for each in state.cluster.fenced}
+    return [
+        NodeState(
+            broker.node_id,
+            broker.host,
+            broker.port,
+            broker.rack,
+            "down" if broker.node_id in fenced else "up",
+            _role(state.quorum, broker.node_id),
+            leaders[broker.node_id],
+            replicas[broker.node_id],
+            out_of_sync[broker.node_id],
+            _metadata_lag(state.quorum, broker.node_id),
+        )
+        for broker in sorted(state.cluster.brokers + state.cluster.fenced)
+    ]
+
+
+def _print_nodes(nodes: list[NodeState]) -> None:
     numbers = ("node", "leaders", "replicas", "out of sync", "metadata lag")
     rows = make_table("node", "address", "rack", "state", "quorum", *numbers[1:], numbers=numbers)
-    fenced = {each.node_id for each in state.cluster.fenced}
-    for broker in sorted(state.cluster.brokers + state.cluster.fenced):
-        node_id = broker.node_id
+    for each in nodes:
         rows.add_row(
-            str(node_id),
-            f"{broker.host}:{broker.port}",
-            broker.rack or "-",
-            "down" if node_id in fenced else "up",
-            _role(state.quorum, node_id),
-            str(leaders[node_id]),
-            str(replicas[node_id]),
-            str(out_of_sync[node_id]),
-            _metadata_lag(state.quorum, node_id),
+            str(each.node),
+            f"{each.host}:{each.port}",
+            each.rack or "-",
+            each.state,
+            each.quorum,
+            str(each.leaders),
+            str(each.replicas),
+            str(each.out_of_sync),
+            "-" if each.metadata_lag is None else str(each.metadata_lag),
         )
     print_table(rows)
 
 
-def _role(quorum: QuorumInfo, node_id: int) -> str:
+def _role(quorum: QuorumInfo, node_id: int) -> Literal["leader", "voter", "observer"]:
     if node_id == quorum.leader_id:
         return "leader"
     return "voter" if any(each.node_id == node_id for each in quorum.voters) else "observer"
 
 
-def _metadata_lag(quorum: QuorumInfo, node_id: int) -> str:
+def _metadata_lag(quorum: QuorumInfo, node_id: int) -> int | None:
     replica, leader = quorum.replica(node_id), quorum.replica(quorum.leader_id)
     if replica is None or leader is None or replica.end_offset < 0:
-        return "-"
-    return str(max(0, leader.end_offset - replica.end_offset))
+        return None
+    return max(0, leader.end_offset - replica.end_offset)
+
+
+class PartitionProblems(NamedTuple):
+    """The names of unhealthy partitions."""
+
+    without_leader: list[str]
+    without_isr: list[str]
+    under_replicated: list[str]
+
+
+def _problems(topics: list[TopicInfo]) -> PartitionProblems:
+    partitions = [(f"{topic.name}-{each.index}", each) for topic in topics for each in topic.partitions]
+    return PartitionProblems(
+        [name for name, each in partitions if each.leader < 0],
+        [name for name, each in partitions if each.leader < 0 and not each.in_sync],
+        [name for name, each in partitions if len(each.in_sync) < len(each.replicas)],
+    )
 
 
 def _print_partitions(state: ClusterState) -> None:
-    partitions = [(f"{topic.name}-{each.index}", each) for topic in state.topics for each in topic.partitions]
-    leaderless = [name for name, each in partitions if each.leader < 0]
-    without_isr = [name for name, each in partitions if each.leader < 0 and not each.in_sync]
-    under_replicated = [name for name, each in partitions if len(each.in_sync) < len(each.replicas)]
-    out_console.print(f"partitions  {len(partitions)} in {pluralize(len(state.topics), 'topic')}")
+    problems = _problems(state.topics)
+    count = sum(len(topic.partitions) for topic in state.topics)
+    out_console.print(f"partitions  {count} in {pluralize(len(state.topics), 'topic')}")
     for problem, names in (
-        ("without a leader", leaderless),
-        ("without an in-sync replica", without_isr),
-        ("under-replicated", under_replicated),
+        ("without a leader", problems.without_leader),
+        ("without an in-sync replica", problems.without_isr),
+        ("under-replicated", problems.under_replicated),
     ):
         if names:
             more = f" and {len(names) - PARTITIONS_SHOWN_MAX} more" if len(names) > PARTITIONS_SHOWN_MAX else ""
@@ -98,5 +150,20 @@ def _print_partitions(state: ClusterState) -> None:
             )
     if state.reassignment_count:
         out_console.print(f"            {state.reassignment_count} being reassigned")
-    if not leaderless and not under_replicated:
+    if not problems.without_leader and not problems.under_replicated:
         out_console.print("            all partitions have a leader and all replicas are in sync")
+
+
+def _to_json(state: ClusterState, nodes: list[NodeState]) -> dict[str, Any]:
+    return {
+        "cluster_id": state.cluster.cluster_id,
+        "controller_id": state.quorum.leader_id,
+        "controller_epoch": state.quorum.epoch,
+        "voters": [each.node_id for each in state.quorum.voters],
+        "metadata_high_watermark": state.quorum.high_watermark,
+        "nodes": [each._asdict() for each in nodes],
+        "topics": len(state.topics),
+        "partitions": sum(len(topic.partitions) for topic in state.topics),
+        "partitions_being_reassigned": state.reassignment_count,
+        **{f"partitions_{name}": names for name, names in _problems(state.topics)._asdict().items()},
+    }

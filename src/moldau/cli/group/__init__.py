@@ -1,4 +1,4 @@
 """`moldau group`."""
 
 HELP = "Describe consumer groups, reset their offsets, and delete them."
-COMMANDS = ("list", "describe", "reset", "delete")
+COMMANDS = ("list", "describe", "members", "reset", "delete")

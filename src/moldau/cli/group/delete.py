@@ -1,5 +1,6 @@
 """`moldau group delete`: deletes groups, or only their offsets of some topics."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -7,10 +8,14 @@ import typer
 from moldau.cli.admin import run_admin
 from moldau.cli.console import CommandError, report_results
 from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Groups, Yes, option, validate_name
+from moldau.cli.progress import run_in_batches
+from moldau.cli.suggestions import explain_results
 from moldau.client.admin.admin import Admin
 from moldau.client.errors import KafkaError
 
 DeleteResults = dict[str, Exception | None]
+
+GROUPS_PER_REQUEST = 100
 
 
 def group_delete(
@@ -29,20 +34,34 @@ def group_delete(
     what = f"the offsets of {', '.join(topics)} in" if topics else "the groups and all their offsets:"
     if not yes:
         typer.confirm(f"Delete {what} {', '.join(groups)}?", abort=True)
-    if not topics:
-        report_results(run_admin(lambda admin: admin.delete_groups(groups), bootstrap), "deleted")
-        return
+    if topics:
+        results = run_admin(lambda admin: _delete_offsets_of_each(admin, groups, topics), bootstrap, has_progress=True)
+        report_results(results, "offset deleted")
+    else:
+        results = run_admin(lambda admin: _delete_groups(admin, groups), bootstrap, has_progress=True)
+        report_results(results, "deleted")
 
-    async def operation(admin: Admin) -> DeleteResults:
+
+async def _delete_groups(admin: Admin, groups: list[str]) -> DeleteResults:
+    async def delete(names: Sequence[str]) -> DeleteResults:
+        return dict(await admin.delete_groups(names))
+
+    results = await run_in_batches("deleting", "group", groups, delete, batch_size=GROUPS_PER_REQUEST)
+    return dict(await explain_results(admin.cluster, results, "group"))
+
+
+async def _delete_offsets_of_each(admin: Admin, groups: list[str], topics: list[str]) -> DeleteResults:
+    async def delete(names: Sequence[str]) -> DeleteResults:
         results: DeleteResults = {}
-        for group in dict.fromkeys(groups):
+        for group in names:
             try:
                 results |= await _delete_offsets(admin, group, topics)
             except KafkaError as error:
                 results[group] = error
         return results
 
-    report_results(run_admin(operation, bootstrap), "offset deleted")
+    results = await run_in_batches("deleting offsets", "group", groups, delete, batch_size=1)
+    return dict(await explain_results(admin.cluster, results, "group"))
 
 
 async def _delete_offsets(admin: Admin, group: str, topics: list[str]) -> DeleteResults:

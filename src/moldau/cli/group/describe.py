@@ -1,13 +1,15 @@
 """`moldau group describe`: members, assignments and lag of a group."""
 
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from moldau.cli.admin import run_admin
-from moldau.cli.console import make_table, out_console, pluralize, print_table
+from moldau.cli.console import make_table, out_console, print_json_lines, print_table
 from moldau.cli.end_offsets import print_waiting_records
-from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Group, IsolationLevel
+from moldau.cli.group.members import member_to_json, print_heading, print_members
+from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Group, IsolationLevel, Json
 from moldau.client.admin.group_offsets import describe_group_lag
 from moldau.client.admin.types import GroupDescription
 from moldau.client.consumer.subscription_state import OffsetAndMetadata
@@ -19,6 +21,7 @@ def group_describe(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     members: Annotated[bool, typer.Option("--members", help="Show the members and their partitions.")] = False,
     isolation_level: IsolationLevel = "read_uncommitted",
+    as_json: Json = False,
 ) -> None:
     """Show the committed offset, the lag and the assigned member of each partition of a group.
 
@@ -28,53 +31,90 @@ def group_describe(
 
     moldau group describe billing --isolation-level read_committed
     """
-    description, committed, ends = run_admin(lambda admin: describe_group_lag(admin, group), bootstrap)
-    assignor = f", assignor {description.assignor}" if description.assignor else ""
-    out_console.print(
-        f"{group}: {description.state}, {pluralize(len(description.members), 'member')}{assignor}, "
-        f"coordinator {description.coordinator}",
-        markup=False,
+    description, committed, ends = run_admin(lambda admin: describe_group_lag(admin, group), bootstrap, groups=[group])
+    is_committed = isolation_level == "read_committed"
+    partitions = _partition_lags(
+        description, committed, ends.last_stable_offsets if is_committed else ends.high_watermarks
     )
+    if as_json:
+        print_json_lines([_to_json(description, partitions)])
+        return
+    print_heading(description)
     if members:
-        _print_members(description)
+        print_members(description)
     else:
-        if isolation_level == "read_committed":
-            _print_partitions(description, committed, ends.last_stable_offsets, "last stable")
-        else:
-            _print_partitions(description, committed, ends.high_watermarks, "end")
+        _print_partitions(partitions, "last stable" if is_committed else "end")
         print_waiting_records(ends)
 
 
-def _print_members(description: GroupDescription) -> None:
-    rows = make_table("member", "instance", "client", "host", "partitions")
-    for member in description.members:
-        assigned = ", ".join(map(str, sorted(member.assignment)))
-        rows.add_row(member.member_id, member.instance_id or "-", member.client_id, member.client_host, assigned or "-")
-    print_table(rows)
+class PartitionLag(NamedTuple):
+    partition: TopicPartition
+    committed_offset: int | None
+    end_offset: int | None
+    member_id: str | None
+
+    @property
+    def lag(self) -> int | None:
+        if self.committed_offset is None or self.end_offset is None:
+            return None
+        return max(0, self.end_offset - self.committed_offset)
 
 
-def _print_partitions(
+def _partition_lags(
     description: GroupDescription,
-    committed: dict[TopicPartition, OffsetAndMetadata],
-    ends: dict[TopicPartition, int],
-    end_column: str,
-) -> None:
-    owners = {each: member for member in description.members for each in member.assignment}
+    committed: Mapping[TopicPartition, OffsetAndMetadata],
+    ends: Mapping[TopicPartition, int],
+) -> list[PartitionLag]:
+    owners = {each: member.member_id for member in description.members for each in member.assignment}
+    return [
+        PartitionLag(
+            partition,
+            committed[partition].offset if partition in committed else None,
+            ends.get(partition),
+            owners.get(partition),
+        )
+        for partition in sorted({**committed, **owners})
+    ]
+
+
+def _print_partitions(partitions: Sequence[PartitionLag], end_column: str) -> None:
     numbers = ("partition", "committed", end_column, "lag")
     rows = make_table("topic", *numbers, "member", numbers=numbers, truncated=("member",))
-    lags = []
-    for partition in sorted({**committed, **owners}):
-        offset = committed[partition].offset if partition in committed else None
-        end = ends.get(partition)
-        lag = None if offset is None or end is None else max(0, end - offset)
-        if lag is not None:
-            lags.append(lag)
-        owner = owners.get(partition)
+    for each in partitions:
         rows.add_row(
-            partition.topic,
-            str(partition.partition),
-            *("-" if each is None else str(each) for each in (offset, end, lag)),
-            "-" if owner is None else owner.member_id,
+            each.partition.topic,
+            str(each.partition.partition),
+            *("-" if number is None else str(number) for number in (each.committed_offset, each.end_offset, each.lag)),
+            each.member_id or "-",
         )
     print_table(rows)
-    out_console.print(f"total lag: {sum(lags) if lags else '-'}")
+    total = _total_lag(partitions)
+    out_console.print(f"total lag: {'-' if total is None else total}")
+
+
+def _total_lag(partitions: Sequence[PartitionLag]) -> int | None:
+    lags = [each.lag for each in partitions if each.lag is not None]
+    return sum(lags) if lags else None
+
+
+def _to_json(description: GroupDescription, partitions: Sequence[PartitionLag]) -> dict[str, Any]:
+    return {
+        "group": description.group_id,
+        "state": description.state,
+        "protocol_type": description.protocol_type,
+        "assignor": description.assignor,
+        "coordinator": description.coordinator,
+        "total_lag": _total_lag(partitions),
+        "members": [member_to_json(each) for each in description.members],
+        "partitions": [
+            {
+                "topic": each.partition.topic,
+                "partition": each.partition.partition,
+                "committed_offset": each.committed_offset,
+                "end_offset": each.end_offset,
+                "lag": each.lag,
+                "member_id": each.member_id,
+            }
+            for each in partitions
+        ],
+    }

@@ -1,16 +1,31 @@
 """`moldau group reset`: resets the committed offsets of a group."""
 
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from moldau.cli.admin import list_partitions, run_admin
-from moldau.cli.console import CommandError, make_table, out_console, print_notice, print_table, report_results
-from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Group, option, validate_name
+from moldau.cli.console import (
+    CommandError,
+    exit_on_failures,
+    make_table,
+    out_console,
+    print_json_lines,
+    print_notice,
+    print_table,
+    report_results,
+)
+from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Group, Json, option, validate_name
+from moldau.cli.progress import run_in_batches
+from moldau.cli.suggestions import closest_name
 from moldau.client.admin.admin import Admin
 from moldau.client.admin.group_offsets import OffsetChange, OffsetReset, plan_offset_reset
+from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.record import TopicPartition
+
+PARTITIONS_PER_REQUEST = 500
 
 
 def group_reset(
@@ -36,6 +51,7 @@ def group_reset(
         option("--shift-by", "NUMBER", "Shift the committed offsets by this many records; negative numbers go back."),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Apply the change; by default it is only shown.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Reset the committed offsets of a group, to process records again or to skip them. Stop its consumers first.
 
@@ -55,9 +71,16 @@ def group_reset(
     else:
         reset = OffsetReset("earliest" if to_earliest else "latest")
 
-    async def operation(admin: Admin) -> dict[TopicPartition, OffsetChange]:
+    async def make_plan(admin: Admin) -> dict[TopicPartition, OffsetChange]:
         partitions = await list_partitions(admin, topics)
-        plan = await plan_offset_reset(admin, group, partitions, reset)
+        await _check_group(admin, group)
+
+        async def plan_batch(batch: Sequence[TopicPartition]) -> dict[TopicPartition, OffsetChange]:
+            return await plan_offset_reset(admin, group, batch, reset)
+
+        plan = await run_in_batches(
+            "looking up offsets", "partition", partitions, plan_batch, batch_size=PARTITIONS_PER_REQUEST
+        )
         if not plan:
             raise CommandError(f"{group} has no committed offsets of {', '.join(topics)} to shift.")
         for each in partitions:
@@ -65,16 +88,56 @@ def group_reset(
                 print_notice(f"{each}: no committed offset, skipped")
         return plan
 
-    plan = run_admin(operation, bootstrap)
-    if not yes:
-        rows = make_table("topic", "partition", "current", "new", numbers=("partition", "current", "new"))
-        for partition, (current, new) in plan.items():
-            rows.add_row(partition.topic, str(partition.partition), "-" if current is None else str(current), str(new))
-        print_table(rows)
+    plan = run_admin(make_plan, bootstrap, topics=topics, has_progress=True)
+    if as_json:
+        print_json_lines(_to_json(partition, change) for partition, change in plan.items())
+    elif not yes:
+        _print_plan(plan)
         out_console.print("Nothing was changed. Add --yes to apply it.")
+    if not yes:
         return
-    offsets = {partition: new for partition, (_, new) in plan.items()}
-    report_results(run_admin(lambda admin: admin.alter_group_offsets(group, offsets), bootstrap), "reset")
+
+    async def apply(admin: Admin) -> dict[TopicPartition, KafkaError | None]:
+        async def apply_batch(batch: Sequence[TopicPartition]) -> dict[TopicPartition, KafkaError | None]:
+            return await admin.alter_group_offsets(group, {each: plan[each].new for each in batch})
+
+        return await run_in_batches(
+            "resetting offsets", "partition", list(plan), apply_batch, batch_size=PARTITIONS_PER_REQUEST
+        )
+
+    results = run_admin(apply, bootstrap, has_progress=True)
+    if as_json:
+        exit_on_failures({each: error for each, error in results.items() if error is not None})
+    else:
+        report_results(results, "reset")
+
+
+async def _check_group(admin: Admin, group: str) -> None:
+    """Prints a notice if the group does not exist: a reset then creates its offsets, and the name may be misspelt."""
+    try:
+        await admin.describe_group(group)
+    except KafkaError as error:
+        if error.code is not ErrorCode.group_id_not_found:
+            raise
+        closest = closest_name(group, [each.group_id for each in await admin.list_groups()])
+        advice = "" if closest is None else f" Did you mean {closest}?"
+        print_notice(f"Group {group} does not exist: a reset creates its offsets.{advice}")
+
+
+def _print_plan(plan: Mapping[TopicPartition, OffsetChange]) -> None:
+    rows = make_table("topic", "partition", "current", "new", numbers=("partition", "current", "new"))
+    for partition, (current, new) in plan.items():
+        rows.add_row(partition.topic, str(partition.partition), "-" if current is None else str(current), str(new))
+    print_table(rows)
+
+
+def _to_json(partition: TopicPartition, change: OffsetChange) -> dict[str, Any]:
+    return {
+        "topic": partition.topic,
+        "partition": partition.partition,
+        "current_offset": change.current,
+        "new_offset": change.new,
+    }
 
 
 def _parse_time_ms(text: str) -> int:

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, TaskID
 
+from moldau.cli.console import print_json_lines
 from moldau.cli.log.files import (
     OFFSET_ENTRY,
     TIME_ENTRY,
@@ -22,6 +23,7 @@ from moldau.cli.log.files import (
     read_batches,
     read_entries,
 )
+from moldau.cli.parameters import Json
 from moldau.errors import CorruptRecordError, MoldauError
 from moldau.logs.leader_epochs import NO_EPOCH, LeaderEpochCache
 from moldau.logs.producer_state import ProducerStateManager
@@ -246,6 +248,7 @@ def log_verify(
     records: Annotated[
         bool, typer.Option("--records", help="Also decompress and decode all records, which takes longer.")
     ] = False,
+    as_json: Json = False,
 ) -> None:
     """Check checksums, offsets, leader epochs, indexes and snapshots, and print one line per problem.
 
@@ -264,14 +267,16 @@ def log_verify(
             for file, problems in groupby(directory.problems(), key=lambda found: found[0]):
                 damaged.append(file.kind)
                 for number, (_, problem) in enumerate(problems, 1):
-                    if number <= PROBLEMS_SHOWN_MAX:
+                    if as_json:
+                        print_json_lines([{"file": str(file.path), "kind": file.kind.value, "problem": problem}])
+                    elif number <= PROBLEMS_SHOWN_MAX:
                         typer.echo(f"{file.path}: {problem}")
-                if number > PROBLEMS_SHOWN_MAX:
+                if number > PROBLEMS_SHOWN_MAX and not as_json:
                     typer.echo(f"{file.path}: {number - PROBLEMS_SHOWN_MAX} more problems")
             batches += directory.batches
     summary = f"{len(files)} files, {batches} batches, {size} bytes"
     if not damaged:
-        typer.echo(f"{summary}: no problems found")
+        typer.echo(f"{summary}: no problems found", err=as_json)
         return
     typer.echo(f"{summary}: {len(damaged)} files have problems", err=True)
     for kind in LogFileKind:

@@ -4,12 +4,14 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import typer
 from rich.text import Text
 
-from moldau.cli.console import make_table, out_console, pluralize, print_notice, print_table
+from moldau.cli.console import make_table, out_console, pluralize, print_json_lines, print_notice, print_table
+from moldau.cli.parameters import Json
 from moldau.cli.pipeline.parameters import Bootstrap, File, State, load_pipeline, state_directory
 from moldau.cli.spark.parameters import MasterUrl, Settings, exit_on_error, parse_spark_conf
 from moldau.pipelines.runtime.run import now
@@ -17,7 +19,12 @@ from moldau.spark.errors import LaunchError
 
 
 def pipeline_check(
-    file: File, bootstrap: Bootstrap = None, master: MasterUrl = None, state: State = None, conf: Settings = None
+    file: File,
+    bootstrap: Bootstrap = None,
+    master: MasterUrl = None,
+    state: State = None,
+    conf: Settings = None,
+    as_json: Json = False,
 ) -> None:
     """Check that topics exist, schemas match, the SQL is valid and sinks are writable, without starting the pipeline.
 
@@ -42,13 +49,17 @@ def pipeline_check(
                 findings = check(spark, pipeline, checkpoint_location)
             finally:
                 spark.stop()
-    if findings:
+    if as_json:
+        print_json_lines(map(asdict, findings))
+    elif findings:
         rows = make_table("", "where", "problem", "fix")
         for finding in findings:
             severity = Text(finding.severity, style="red" if finding.severity == "error" else "yellow")
             rows.add_row(severity, finding.where, finding.message, finding.fix)
         print_table(rows)
     errors = sum(finding.severity == "error" for finding in findings)
+    if as_json:
+        raise typer.Exit(1 if errors else 0)
     if errors:
         out_console.print(f"{pipeline.name} cannot run: {pluralize(errors, 'error')}.", markup=False)
         raise typer.Exit(1)

@@ -1,12 +1,14 @@
 """`moldau pipeline list`: lists pipelines that have run."""
 
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from moldau.cli.console import make_table, out_console, print_notice, print_table
+from moldau.cli.console import make_table, out_console, print_json_lines, print_notice, print_table
+from moldau.cli.parameters import Json
 from moldau.cli.pipeline.parameters import State
 from moldau.cli.pipeline.status import run_state
 from moldau.cli.spark.parameters import exit_on_error
@@ -25,6 +27,7 @@ def pipeline_list(
         ),
     ] = None,
     state: State = None,
+    as_json: Json = False,
 ) -> None:
     """List the pipelines with state in a directory, and the state of each.
 
@@ -37,6 +40,13 @@ def pipeline_list(
         now = datetime.now(UTC)
         rows = make_table("pipeline", "state", "since", "generation", "file", numbers=("generation",))
         found = [(each, each.read_run()) for each in state_directories(where)]
+        if as_json:
+            print_json_lines(
+                {"pipeline": each.name, "state": run_state(each, record), **asdict(record)}
+                for each, record in found
+                if record is not None
+            )
+            return
         for each, record in found:
             if record is not None:
                 since = f"{elapsed_text(record.ended or record.started, now)} ago"

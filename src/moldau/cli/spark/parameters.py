@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from moldau.cli.console import CommandError, exit_with_error, print_error
+from moldau.cli.exit_codes import exit_code_of
 from moldau.client.errors import KafkaError
 from moldau.pipelines.error_summary import USER_ERRORS, missing_extra, summarize_error
 
@@ -49,7 +50,7 @@ def exit_on_error() -> Iterator[None]:
         exit_with_error(error, "the bootstrap servers")
     except (*USER_ERRORS, CommandError) as error:
         print_error(error)
-        raise typer.Exit(1) from None
+        raise typer.Exit(exit_code_of(error)) from None
     except ImportError as error:
         if missing_extra(error) is None:
             raise

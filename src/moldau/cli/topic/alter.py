@@ -50,5 +50,5 @@ def topic_alter(
         if changes:
             await admin.alter_topic_configs(topic, changes)
 
-    run_admin(operation, bootstrap)
+    run_admin(operation, bootstrap, topics=[topic])
     out_console.print(f"{topic}: changed", markup=False)

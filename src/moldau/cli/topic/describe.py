@@ -1,18 +1,19 @@
 """`moldau topic describe`: partitions, offsets and settings of a topic."""
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
 
 from moldau.cli.admin import list_partitions, run_admin
-from moldau.cli.console import make_table, out_console, print_table
+from moldau.cli.console import make_table, out_console, print_json_lines, print_table
 from moldau.cli.end_offsets import print_waiting_records
-from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Topic
+from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Json, Topic
 from moldau.client.admin.admin import Admin
 from moldau.client.admin.group_offsets import EndOffsets, list_end_offsets
 from moldau.client.admin.types import ConfigEntry
 from moldau.client.consumer.offset_lookup import EARLIEST, OffsetAndTimestamp
-from moldau.client.net.metadata import TopicInfo
+from moldau.client.net.metadata import NO_LEADER, TopicInfo
 from moldau.client.record import TopicPartition
 
 Offsets = dict[TopicPartition, OffsetAndTimestamp]
@@ -24,6 +25,7 @@ def topic_describe(
     all_settings: Annotated[
         bool, typer.Option("--all-settings", help="Also show settings that have their default value.")
     ] = False,
+    as_json: Json = False,
 ) -> None:
     """Show the partitions of a topic with leader, replicas and offsets, and the settings that are not default.
 
@@ -38,7 +40,11 @@ def topic_describe(
         ends = await list_end_offsets(admin, partitions)
         return topic, first, ends, await admin.topic_configs(name)
 
-    topic, first, ends, configs = run_admin(operation, bootstrap)
+    topic, first, ends, configs = run_admin(operation, bootstrap, topics=[name])
+    shown = [entry for entry in configs.values() if all_settings or not entry.is_default]
+    if as_json:
+        print_json_lines([_to_json(topic, first, ends, shown)])
+        return
     stable_column = ("last stable",) if ends.waiting else ()
     numbers = ("partition", "leader", "first offset", *stable_column, "end offset")
     rows = make_table(*numbers[:2], "replicas", "in sync", *numbers[2:], numbers=numbers)
@@ -56,10 +62,35 @@ def topic_describe(
         )
     print_table(rows)
     print_waiting_records(ends)
-    entries = [entry for entry in configs.values() if all_settings or not entry.is_default]
-    if entries:
+    if shown:
         out_console.print()
         settings = make_table("setting", "value")
-        for entry in entries:
+        for entry in shown:
             settings.add_row(entry.name, entry.value or "")
         print_table(settings)
+
+
+def _to_json(topic: TopicInfo, first: Offsets, ends: EndOffsets, configs: Sequence[ConfigEntry]) -> dict[str, Any]:
+    partitions = []
+    for each in topic.partitions:
+        partition = TopicPartition(topic.name, each.index)
+        partitions.append(
+            {
+                "partition": each.index,
+                "leader": None if each.leader == NO_LEADER else each.leader,
+                "leader_epoch": each.leader_epoch,
+                "replicas": each.replicas,
+                "isr": each.in_sync,
+                "offline_replicas": each.offline,
+                "log_start_offset": first[partition].offset if partition in first else None,
+                "last_stable_offset": ends.last_stable_offsets.get(partition),
+                "high_watermark": ends.high_watermarks.get(partition),
+            }
+        )
+    return {
+        "topic": topic.name,
+        "topic_id": topic.topic_id,
+        "is_internal": topic.is_internal,
+        "partitions": partitions,
+        "configs": {entry.name: entry.value for entry in configs},
+    }

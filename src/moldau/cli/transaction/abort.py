@@ -104,7 +104,7 @@ def _abort_hanging(partition: TopicPartition, start_offset: int, bootstrap: str,
             )
         return transaction
 
-    transaction = run_admin(find_hanging, bootstrap)
+    transaction = run_admin(find_hanging, bootstrap, topics=[partition.topic])
     producer = f"producer {transaction.producer.producer_id}, epoch {transaction.producer.producer_epoch}"
     if not yes:
         typer.confirm(f"Abort the transaction of {producer} at {partition}, offset {start_offset}?", abort=True)

@@ -8,6 +8,7 @@ import typer
 
 from moldau.cli.admin import run_admin
 from moldau.cli.console import make_table, out_console, print_error, print_table
+from moldau.cli.exit_codes import common_exit_code
 from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Json, TransactionalIds
 from moldau.client.admin.admin import Admin
 from moldau.client.admin.requester import Results
@@ -30,10 +31,9 @@ def transaction_describe(
         return await admin.describe_transactions(transactional_ids), admin.cluster.clock.wall_ms()
 
     descriptions, now_ms = run_admin(operation, bootstrap)
-    has_failed = False
+    errors = [each for each in descriptions.values() if isinstance(each, KafkaError)]
     for number, each in enumerate(descriptions.values()):
         if isinstance(each, KafkaError):
-            has_failed = True
             print_error(each)
         elif as_json:
             typer.echo(json.dumps(asdict(each)))
@@ -41,8 +41,8 @@ def transaction_describe(
             if number:
                 out_console.print()
             _print_description(each, now_ms)
-    if has_failed:
-        raise typer.Exit(1)
+    if errors:
+        raise typer.Exit(common_exit_code(errors))
 
 
 def _print_description(transaction: TransactionDescription, now_ms: int) -> None:

@@ -1,13 +1,13 @@
 """`moldau transaction hanging`: the transactions that hold back last stable offsets."""
 
-import json
 import shlex
 from typing import Annotated, Any
 
 import typer
 
 from moldau.cli.admin import list_partitions, run_admin
-from moldau.cli.console import make_table, pluralize, print_error, print_notice, print_table
+from moldau.cli.console import make_table, pluralize, print_error, print_json_lines, print_notice, print_table
+from moldau.cli.exit_codes import common_exit_code
 from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Json, option, validate_duration, validate_name
 from moldau.client.admin.admin import Admin
 from moldau.client.admin.types import OpenTransaction, OpenTransactions, OpenTransactionStatus
@@ -48,14 +48,13 @@ def transaction_hanging(
         partitions = await list_partitions(admin, topics) if topics else None
         return await admin.find_open_transactions(partitions), admin.cluster.clock.wall_ms()
 
-    found, now_ms = run_admin(operation, bootstrap)
+    found, now_ms = run_admin(operation, bootstrap, topics=topics or ())
     older_than_ms = 0 if older_than is None else parse_duration(older_than).milliseconds
     selected = found.transactions if show_all else found.holders
     shown = [each for each in selected if (age_ms := each.age_ms(now_ms)) is None or age_ms >= older_than_ms]
     if as_json:
         holders = found.holders
-        for each in shown:
-            typer.echo(json.dumps(_to_json(each, now_ms, is_holder=each in holders)))
+        print_json_lines(_to_json(each, now_ms, is_holder=each in holders) for each in shown)
     elif shown:
         _print_transactions(shown, now_ms)
         _print_advice(shown)
@@ -70,7 +69,7 @@ def transaction_hanging(
         print_notice(f"{partition} could not be searched completely:")
         print_error(error)
     if found.errors:
-        raise typer.Exit(1)
+        raise typer.Exit(common_exit_code(found.errors.values()))
 
 
 def _print_transactions(transactions: list[OpenTransaction], now_ms: int) -> None:

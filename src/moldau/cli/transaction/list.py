@@ -1,12 +1,11 @@
 """`moldau transaction list`: lists transactional ids."""
 
-import json
 from typing import Annotated
 
 import typer
 
 from moldau.cli.admin import run_admin
-from moldau.cli.console import make_table, print_notice, print_table
+from moldau.cli.console import make_table, print_json_lines, print_notice, print_table
 from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Json, option, validate_duration, validate_name
 from moldau.settings.option_parser import parse_duration
 
@@ -61,8 +60,7 @@ def transaction_list(
         bootstrap,
     )
     if as_json:
-        for each in listed:
-            typer.echo(json.dumps(each._asdict()))
+        print_json_lines(each._asdict() for each in listed)
         return
     if not listed:
         is_filtered = state or producer_id or longer_than or pattern

@@ -81,7 +81,7 @@ async def plan_offset_reset(
     A shift leaves out partitions without a committed offset. A time after the last record means the end.
     """
     partitions = list(partitions)
-    committed = await admin.list_group_offsets(group)
+    committed = await admin.list_group_offsets(group, partitions)
     first = await admin.list_offsets(dict.fromkeys(partitions, EARLIEST))
     end = await admin.list_offsets(dict.fromkeys(partitions, LATEST))
     at_time = await admin.list_offsets(dict.fromkeys(partitions, reset.value)) if reset.to == "time" else {}

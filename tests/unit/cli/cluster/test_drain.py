@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pytest
 
-from moldau.cli.cluster.drain import STALLED_POLLS_MAX, move_all
+from moldau.cli.cluster.drain import move_all
 from moldau.cli.console import CommandError
+from moldau.cli.reassignment import STALLED_POLLS_MAX
 from moldau.client.admin.admin import Admin
 from moldau.client.admin.types import ClusterDescription, ConfigEntry, ConfigResource, ConfigSource, OngoingReassignment
 from moldau.client.errors import ErrorCode, KafkaError
