@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 from moldau import __version__
 from moldau.cli.settings import settings
 
-GROUPS = ("topic", "group", "transaction", "cluster", "pipeline", "spark", "log")
+GROUPS = ("topic", "group", "transaction", "cluster", "broker", "pipeline", "spark", "log")
 """The command groups. Each is a package `moldau.cli.<group>` with HELP and COMMANDS. The file `<group>/<command>.py`
 defines the function `<group>_<command>`."""
 

@@ -197,3 +197,54 @@ def plan_drain(
             target.insert(0, first)
         moves.append(Reassignment(topic, index, tuple(target)))
     return moves
+
+
+def plan_replication_factor(
+    replicas: Mapping[tuple[str, int], Sequence[int]],
+    in_sync: Mapping[tuple[str, int], Collection[int]],
+    racks: Mapping[int, str | None],
+    held: Mapping[int, int],
+    factor: int,
+) -> list[Reassignment]:
+    """Returns the reassignments that give each partition `factor` replicas, without partitions that have as many.
+
+    New replicas go to racks without a replica of the partition if possible, and to the brokers with the fewest
+    replicas. Replicas that are not in sync are removed first, then those in a rack with another one, then those on the
+    brokers with the most replicas. The preferred leader stays unless it is not in sync.
+
+    `replicas` contains the replicas of the partitions to change, the preferred one first. `racks` contains the rack of
+    each broker that may take replicas, and `held` the number of replicas of all topics on each broker.
+    """
+    if factor > len(racks):
+        raise InvalidReplicationFactorError(
+            f"Replication factor {factor} needs {factor} running nodes, but there are {len(racks)}."
+        )
+    load = Counter(held)
+    moves = []
+    for (topic, index), members in sorted(replicas.items()):
+        if len(members) == factor:
+            continue
+        target = list(members)
+        while len(target) > factor:
+            racks_taken = Counter(racks.get(each) for each in target)
+            removed = max(
+                target,
+                key=lambda each: (
+                    each not in in_sync[topic, index],
+                    each != target[0],
+                    racks_taken[racks.get(each)] > 1,
+                    load[each],
+                    each,
+                ),
+            )
+            target.remove(removed)
+            load[removed] -= 1
+        while len(target) < factor:
+            taken = {racks.get(each) for each in target}
+            # There are others, because the target has fewer replicas than there are brokers.
+            others = [each for each in racks if each not in target]
+            chosen = min(others, key=lambda each: (racks[each] in taken, load[each], each))
+            target.append(chosen)
+            load[chosen] += 1
+        moves.append(Reassignment(topic, index, tuple(target)))
+    return moves

@@ -1,4 +1,4 @@
 """`moldau cluster`."""
 
 HELP = "Show the nodes of a cluster, move their replicas, and add or remove nodes."
-COMMANDS = ("status", "new-id", "drain", "elect-leaders", "add-voter", "remove-voter", "unregister")
+COMMANDS = ("status", "new-id", "drain", "reassign", "elect-leaders", "add-voter", "remove-voter", "unregister")

@@ -1,4 +1,4 @@
 """`moldau topic`."""
 
-HELP = "Create, describe, change and delete topics."
-COMMANDS = ("list", "create", "describe", "alter", "delete")
+HELP = "Create, describe, change, move, trim and delete topics."
+COMMANDS = ("list", "create", "describe", "configs", "alter", "move", "trim", "delete")
