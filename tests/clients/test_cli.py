@@ -2,15 +2,12 @@
 
 import json
 import os
-import re
 from collections.abc import Callable, Iterator
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from moldau.cli import admin as admin_commands
-from moldau.cli import group as group_commands
-from moldau.cli import topic as topic_commands
 from moldau.cli.commands import app
 from moldau.testing import Broker
 
@@ -201,25 +198,6 @@ def test_committed_offsets_are_shifted(moldau: Moldau, topic: str) -> None:
     assert "total lag: 1" in moldau("group", "describe", "shifted").stdout
     moldau("group", "delete", "shifted", "--topic", topic, "--yes")
     assert "total lag: -" in moldau("group", "describe", "shifted").stdout
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["produce"],
-        ["consume"],
-        *(["topic", each] for each in topic_commands.COMMANDS),
-        *(["group", each] for each in group_commands.COMMANDS),
-    ],
-    ids=" ".join,
-)
-def test_help_describes_every_argument_and_option(moldau: Moldau, command: list[str]) -> None:
-    shown = moldau(*command, "--help").stdout
-    assert "..." not in shown.partition("Usage:")[2].splitlines()[0].replace("}...", "")
-    parameters = [line for line in shown.splitlines() if re.match(r"│ +\*? *(--\w|TOPIC|GROUP)", line)]
-    assert parameters
-    for line in parameters:
-        assert re.search(r"(<\w+>|[A-Z]+|=VALUE|\]) {2,}[^\s│]", line), line
 
 
 def test_tables_in_a_pipe_have_no_folded_lines_and_no_spaces_at_their_ends(moldau: Moldau, topic: str) -> None:

@@ -88,7 +88,7 @@ def line_of(pipe: Any) -> str:
 
 def consume_with(setting: str) -> list[str]:
     """A command that waits less long than people would."""
-    return [sys.executable, "-c", f"import moldau.cli.consume as it; it.{setting}; {MAIN}"]
+    return [sys.executable, "-c", f"import moldau.cli.record_printer as it; it.{setting}; {MAIN}"]
 
 
 def wait_until_stuck(process: "subprocess.Popen[bytes]") -> None:
@@ -220,7 +220,7 @@ def test_a_reader_that_has_seen_enough_leaves_the_rest_to_the_group(broker: Brok
 
 def test_records_that_a_stuck_reader_does_not_take_are_not_committed(broker: Broker, topic: str) -> None:
     put(broker, topic, [b"x" * 1000] * 500)
-    command = consume_with("LAST_WRITE_S = 0.1")
+    command = consume_with("FINAL_WRITE_TIMEOUT_S = 0.1")
     with moldau(broker, "consume", topic, "-g", topic, "--from-beginning", command=command) as process:
         wait_until_stuck(process)
         process.terminate()
@@ -245,7 +245,7 @@ def test_a_group_consumer_reports_that_it_waits_for_a_topic(broker: Broker) -> N
 
 
 def test_the_end_is_reached_though_others_have_all_partitions(broker: Broker, topic: str) -> None:
-    command = consume_with("NOTHING_ASSIGNED_S = 0.1")
+    command = consume_with("UNASSIGNED_TIMEOUT_S = 0.1")
 
     async def run() -> tuple[int, str]:
         # Static members come first when partitions are shared out.

@@ -1,31 +1,55 @@
 """`moldau consume`: prints the records of topics. With a group, only the offsets of printed records are committed."""
 
 import asyncio
-import json
+import os
 import sys
-from typing import Annotated, Any, Literal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import typer
 
-from moldau.cli.admin import connected_cluster, run_or_exit
-from moldau.cli.console import CommandError, bytes_to_json, print_notice
+from moldau.cli.admin import connected_cluster, notify_if_slow, run_or_exit
+from moldau.cli.console import CommandError, pluralize, print_notice
+from moldau.cli.log_position import (
+    POSITION_HELP,
+    LogBounds,
+    LogPosition,
+    PositionError,
+    find_bounds,
+    find_offsets,
+    parse_position,
+)
 from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, IsolationLevel, Topics, option, validate_name
+from moldau.cli.record_format import TOKENS_HELP, RecordFormat, RecordFormatError
+from moldau.cli.record_json import format_json
+from moldau.cli.record_printer import RecordPrinter
 from moldau.cli.signals import stop_signal
 from moldau.cli.stdio import OutputWriter
 from moldau.client.consumer.consumer import Consumer
 from moldau.client.errors import ErrorCode, KafkaError
+from moldau.client.net.cluster import Cluster
 from moldau.client.record import ConsumerRecord, TopicPartition
 
-POLL_MS = 200
 TOPIC_TIMEOUT_MS = 500
 """How long to wait for a topic that was just created and is not known to all brokers yet."""
 ASSIGNMENT_NOTICE_DELAY_S = 5.0
 """Delay before a notice says that the group waits for other members. It is longer than the initial rebalance delay."""
-UNASSIGNED_TIMEOUT_S = 3.0
-"""How long an assignment may stay empty with --exit, before the command fails."""
-POSITIONS_TIMEOUT_S = 5.0
-FINAL_WRITE_TIMEOUT_S = 2.0
-"""How long the last write to standard output may take after a stop signal."""
+
+
+@dataclass(frozen=True)
+class _Selection:
+    """The records to print."""
+
+    topics: Sequence[str]
+    group: str | None
+    partitions: Sequence[int]
+    """Empty: all partitions."""
+    first: LogPosition | None
+    until: LogPosition | None
+    exit_at_end: bool
 
 
 def consume(
@@ -48,17 +72,38 @@ def consume(
             help="Start at the earliest offset instead of the latest, unless the group has committed offsets.",
         ),
     ] = False,
+    from_: Annotated[
+        str | None, option("--from", "POSITION", f"Where to start in each partition: {POSITION_HELP}.")
+    ] = None,
+    until: Annotated[
+        str | None, option("--until", "POSITION", "Stop before this position, written as for --from, and exit.")
+    ] = None,
+    partitions: Annotated[
+        list[int] | None,
+        option("--partition -p", "NUMBER", "Read only this partition of each topic; can be repeated.", min=0),
+    ] = None,
     count: Annotated[
         int | None, typer.Option("--count", "-n", min=1, metavar="NUMBER", help="Stop after this many records.")
     ] = None,
     exit_at_end: Annotated[
-        bool, typer.Option("--exit", "-e", help="Start as with --from-beginning and exit at the end of the partitions.")
+        bool,
+        typer.Option(
+            "--exit", "-e", help="Exit at the end of the partitions. Without --from, start as with --from-beginning."
+        ),
     ] = False,
     isolation_level: IsolationLevel = "read_uncommitted",
+    record_format: Annotated[
+        str | None,
+        option(
+            "--format -f", "FORMAT", rf"Print each record in this format, as kcat -f: {TOKENS_HELP}; \n \t \0 \x1f."
+        ),
+    ] = None,
     as_json: Annotated[
         bool,
         typer.Option(
-            "--json", help="Print one JSON object per line: topic, partition, offset, timestamp, key, value, headers."
+            "--json",
+            help="Print one JSON object per line: topic, partition, offset, timestamp, key, value, headers. "
+            "`moldau produce --json` reads it.",
         ),
     ] = False,
 ) -> None:
@@ -69,8 +114,31 @@ def consume(
     moldau consume orders --from-beginning --exit
 
     moldau consume orders --group billing --json
+
+    moldau consume orders --from '5 minutes ago' --format '%p %o %k: %s\\n'
     """
-    reset: Literal["earliest", "latest"] = "earliest" if from_beginning or exit_at_end else "latest"
+    if from_ is not None and from_beginning:
+        raise typer.BadParameter("use either --from or --from-beginning")
+    if group is not None:
+        for flag, value in (("--from", from_), ("--until", until), ("--partition", partitions)):
+            if value:
+                raise typer.BadParameter(
+                    "cannot be used with --group, which continues from its committed offsets. Use --from-beginning for "
+                    f"a new group, or `moldau group reset {group}` to move the offsets",
+                    param_hint=flag,
+                )
+    now_ms = time.time_ns() // 1_000_000
+    starts_at_beginning = from_beginning or exit_at_end or until is not None
+    reset: Literal["earliest", "latest"] = "earliest" if starts_at_beginning else "latest"
+    selection = _Selection(
+        topics,
+        group,
+        partitions or (),
+        _parse_position(from_, now_ms, "--from"),
+        _parse_position(until, now_ms, "--until"),
+        exit_at_end,
+    )
+    format_record = _record_formatter(record_format, as_json)
 
     async def run() -> int | None:
         """Returns the number of the signal that stopped the command, or None."""
@@ -80,15 +148,18 @@ def consume(
             )
             await consumer.start()
             with stop_signal() as stop_requested, OutputWriter(sys.stdout.buffer) as output:
-                printer = _RecordPrinter(consumer, output, stop_requested, group, as_json)
+                printer = RecordPrinter(consumer, output, stop_requested, format_record)
                 try:
-                    await printer.start(topics, may_wait=group is not None and not exit_at_end)
-                    await printer.run_until_done(count, exit_at_end)
+                    await _wait_for_topics(cluster, selection)
+                    with _waiting_for_members(group) as stop_waiting:
+                        stops = await _start_reading(consumer, printer, selection, stop_waiting)
+                        await printer.run(count=count, exit_at_end=exit_at_end, until=stops)
                 except BrokenPipeError:
                     # The reader of standard output has exited, as `head` does.
                     return None
                 finally:
-                    await printer.close()
+                    # Commits the offsets of printed records and leaves the group.
+                    await consumer.close()
             return stop_requested.result() if stop_requested.done() else None
 
     signal_number = run_or_exit(run(), bootstrap)
@@ -96,125 +167,108 @@ def consume(
         raise typer.Exit(128 + signal_number)
 
 
-class _RecordPrinter:
-    def __init__(
-        self,
-        consumer: Consumer,
-        output: OutputWriter,
-        stop_requested: "asyncio.Future[int]",
-        group: str | None,
-        as_json: bool,
-    ) -> None:
-        self._consumer = consumer
-        self._output = output
-        self._stop_requested = stop_requested
-        self._group = group
-        self._format_record = _format_json if as_json else _format_value
-        self._assigned_at: float | None = None
-        """Loop time of the last assignment; None before the first assignment or without a group."""
-        self._unassigned_notice: asyncio.TimerHandle | None = None
+def _parse_position(text: str | None, now_ms: int, flag: str) -> LogPosition | None:
+    if text is None:
+        return None
+    try:
+        return parse_position(text, now_ms)
+    except PositionError as error:
+        raise typer.BadParameter(str(error), param_hint=flag) from None
 
-    async def start(self, topics: list[str], *, may_wait: bool) -> None:
-        """Subscribes to the topics, or assigns all their partitions if there is no group.
 
-        Raises KafkaError if a topic does not exist, unless `may_wait` is true.
-        """
-        cluster = self._consumer.cluster
-        try:
-            await cluster.wait_for_topics(topics, timeout_ms=TOPIC_TIMEOUT_MS)
-        except KafkaError as error:
-            if not may_wait or error.code != ErrorCode.unknown_topic_or_partition:
-                raise
-            missing = ", ".join(topic for topic in topics if topic not in cluster.topics)
-            print_notice(f"waiting for {missing} to be created ... (`moldau topic list` shows the existing topics)")
-        if self._group is not None:
-            self._unassigned_notice = asyncio.get_running_loop().call_later(
-                ASSIGNMENT_NOTICE_DELAY_S, print_notice, f"waiting for other members of group {self._group} to join ..."
-            )
-            self._consumer.subscribe(topics, on_assigned=self._on_assigned)
-        else:
-            self._consumer.assign(
-                TopicPartition(topic, each.index) for topic in topics for each in cluster.topics[topic].partitions
-            )
+def _record_formatter(record_format: str | None, as_json: bool) -> Callable[[ConsumerRecord], bytes]:
+    if record_format is None:
+        return _format_json_line if as_json else _format_value_line
+    if as_json:
+        raise typer.BadParameter("use either --format or --json")
+    try:
+        return RecordFormat(os.fsencode(record_format)).format
+    except RecordFormatError as error:
+        raise typer.BadParameter(str(error), param_hint="--format") from None
 
-    def _on_assigned(self, _: list[TopicPartition]) -> None:
-        self._assigned_at = asyncio.get_running_loop().time()
-        self._cancel_unassigned_notice()
 
-    def _cancel_unassigned_notice(self) -> None:
-        if self._unassigned_notice is not None:
-            self._unassigned_notice.cancel()
+def _format_value_line(record: ConsumerRecord) -> bytes:
+    return (record.value or b"") + b"\n"
 
-    async def run_until_done(self, count: int | None, exit_at_end: bool) -> None:
-        remaining = count
-        while remaining != 0 and not self._stop_requested.done():
-            records = await self._consumer.poll(POLL_MS, max_records=remaining)
-            if records and not await self._write(records):
-                return
-            if remaining is not None:
-                remaining -= len(records)
-            if exit_at_end and not records and await self._is_at_end():
-                return
 
-    async def close(self) -> None:
-        """Commits the offsets of printed records and leaves the group."""
-        self._cancel_unassigned_notice()
-        await self._consumer.close()
+def _format_json_line(record: ConsumerRecord) -> bytes:
+    return format_json(record) + b"\n"
 
-    async def _write(self, records: list[ConsumerRecord]) -> bool:
-        """Writes records. Returns False if a stop was requested and the write did not complete in time."""
-        written = self._output.write(b"".join([self._format_record(record) + b"\n" for record in records]))
-        is_written = False
-        try:
-            either: list[asyncio.Future[Any]] = [written, self._stop_requested]
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait([written], timeout=FINAL_WRITE_TIMEOUT_S)
-            if written.done():
-                written.result()
-                is_written = True
-        finally:
-            if not is_written:
-                # Seek back to these records. They were not printed, so their offsets must not be committed.
-                for record in reversed(records):
-                    self._consumer.seek(TopicPartition(record.topic, record.partition), record.offset)
-        return is_written
 
-    async def _is_at_end(self) -> bool:
-        partitions = self._consumer.assignment
-        if not partitions:
-            now = asyncio.get_running_loop().time()
-            if self._assigned_at is not None and now > self._assigned_at + UNASSIGNED_TIMEOUT_S:
+async def _wait_for_topics(cluster: Cluster, selection: _Selection) -> None:
+    """Raises KafkaError if a topic does not exist, unless a group can wait for it."""
+    try:
+        await cluster.wait_for_topics(selection.topics, timeout_ms=TOPIC_TIMEOUT_MS)
+    except KafkaError as error:
+        may_wait = selection.group is not None and not selection.exit_at_end
+        if not may_wait or error.code != ErrorCode.unknown_topic_or_partition:
+            raise
+        missing = ", ".join(topic for topic in selection.topics if topic not in cluster.topics)
+        print_notice(f"waiting for {missing} to be created ... (`moldau topic list` shows the existing topics)")
+
+
+@contextmanager
+def _waiting_for_members(group: str | None) -> Iterator[Callable[[], None]]:
+    """Prints a notice if the group assigns no partitions in time. Yields the function that cancels the notice."""
+    if group is None:
+        yield lambda: None
+        return
+    timer = asyncio.get_running_loop().call_later(
+        ASSIGNMENT_NOTICE_DELAY_S, print_notice, f"waiting for other members of group {group} to join ..."
+    )
+    try:
+        yield timer.cancel
+    finally:
+        timer.cancel()
+
+
+async def _start_reading(
+    consumer: Consumer, printer: RecordPrinter, selection: _Selection, stop_waiting: Callable[[], None]
+) -> dict[TopicPartition, int] | None:
+    """Subscribes, or without a group assigns partitions and seeks. Returns the offsets at which to stop, if any."""
+    if selection.group is not None:
+
+        def on_assigned(_: list[TopicPartition]) -> None:
+            stop_waiting()
+            printer.assigned_at = asyncio.get_running_loop().time()
+
+        consumer.subscribe(selection.topics, on_assigned=on_assigned)
+        return None
+    partitions = _select_partitions(consumer.cluster, selection)
+    consumer.assign(partitions)
+    if selection.first is None and selection.until is None:
+        return None
+    with notify_if_slow("looking up offsets ..."):
+        bounds = await find_bounds(consumer, partitions)
+        if selection.first is not None:
+            _print_missing_offset(selection.first, bounds)
+            for partition, offset in (await find_offsets(consumer, selection.first, bounds)).items():
+                consumer.seek(partition, offset)
+        return None if selection.until is None else await find_offsets(consumer, selection.until, bounds)
+
+
+def _select_partitions(cluster: Cluster, selection: _Selection) -> list[TopicPartition]:
+    selected = []
+    for topic in selection.topics:
+        existing = [each.index for each in cluster.topics[topic].partitions]
+        for each in selection.partitions:
+            if each not in existing:
                 raise CommandError(
-                    f"No partitions are assigned: other members of group {self._group} have all of them. Run "
-                    f"`moldau group describe {self._group}` to see them."
+                    f"{topic} has {pluralize(len(existing), 'partition')}; there is no partition {each}."
                 )
-            return False
-        ends = await self._consumer.end_offsets(partitions)
-        try:
-            # Limit the time, because a lookup for a deleted topic cannot succeed. The next poll handles the deletion.
-            async with asyncio.timeout(POSITIONS_TIMEOUT_S):
-                positions = await asyncio.gather(*(self._consumer.position(each) for each in partitions))
-        except TimeoutError:
-            return False
-        return all(position >= ends[each] for each, position in zip(partitions, positions, strict=True))
+        selected += [TopicPartition(topic, each) for each in existing if each in (selection.partitions or existing)]
+    return selected
 
 
-def _format_value(record: ConsumerRecord) -> bytes:
-    return record.value or b""
-
-
-def _format_json(record: ConsumerRecord) -> bytes:
-    fields = {
-        "topic": record.topic,
-        "partition": record.partition,
-        "offset": record.offset,
-        "timestamp": record.timestamp,
-        "key": _json_text(record.key),
-        "value": _json_text(record.value),
-        "headers": [[name, _json_text(value)] for name, value in record.headers],
-    }
-    return json.dumps(fields, ensure_ascii=False).encode()
-
-
-def _json_text(data: bytes | None) -> str | dict[str, str] | None:
-    return None if data is None else bytes_to_json(data)
+def _print_missing_offset(first: LogPosition, bounds: Mapping[TopicPartition, LogBounds]) -> None:
+    """Prints a notice if no partition has the offset of --from, because the output then starts elsewhere."""
+    if first.to != "offset" or not bounds:
+        return
+    if all(first.value > each.end for each in bounds.values()):
+        end = max(each.end for each in bounds.values())
+        print_notice(f"No partition has offset {first.value} yet, the log ends at {end}: waiting for new records.")
+    elif all(first.value < each.start for each in bounds.values()):
+        start = min(each.start for each in bounds.values())
+        print_notice(
+            f"Offset {first.value} was deleted in all partitions, the log starts at {start}: reading from there."
+        )

@@ -1,4 +1,4 @@
-"""`moldau produce`: produces lines of standard input as records."""
+"""`moldau produce`: produces lines of standard input as records: plain values, values with keys, or JSON."""
 
 import asyncio
 import os
@@ -9,10 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from moldau.cli.admin import connected_cluster, notify_if_slow, run_or_exit
-from moldau.cli.console import print_notice
+from moldau.cli.console import CommandError, pluralize, print_notice
 from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Topic, option
+from moldau.cli.record_json import NewRecord, RecordJsonError, parse_json
 from moldau.cli.signals import stop_signal
-from moldau.cli.stdio import read_lines
+from moldau.cli.stdio import LINE_BYTES_MAX, read_lines
 from moldau.client.net.cluster import Cluster
 from moldau.client.producer.producer import Producer, RecordMetadata
 from moldau.records.compression import CODECS_BY_NAME
@@ -21,6 +22,8 @@ CODECS = [each for each in CODECS_BY_NAME if each != "uncompressed"]
 """The codecs of a producer. `uncompressed` is excluded, because it is only valid as a topic setting."""
 LINES_PER_YIELD = 500
 """The number of lines that are read before the command yields to the event loop, so that batches can be sent."""
+JSON_LINE_BYTES_MAX = 8 * LINE_BYTES_MAX
+"""Base64 and escapes make a line longer than its record, by at most six times for control characters."""
 TOPIC_TIMEOUT_MS = 5_000
 """How long brokers may take to create a missing topic."""
 
@@ -53,6 +56,20 @@ def produce(
     compression: Annotated[
         str, typer.Option(metavar="CODEC", help=f"Compression codec: {', '.join(CODECS)}.")
     ] = "none",
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json",
+            help="Read one JSON object per line, as `moldau consume --json` prints it. Only the field value is "
+            "required. Partition and timestamp of the record are kept, topic and offset are ignored.",
+        ),
+    ] = False,
+    repartition: Annotated[
+        bool,
+        typer.Option(
+            "--repartition", help="With --json: choose each partition as for a new record, instead of keeping it."
+        ),
+    ] = False,
 ) -> None:
     """Produce each line of standard input as a record and wait until all are acknowledged.
 
@@ -61,11 +78,18 @@ def produce(
     seq 1000 | moldau produce numbers
 
     echo '42:a parcel' | moldau produce orders --key-separator :
+
+    moldau consume orders --exit --json | moldau produce copy --json
     """
     if compression not in CODECS:
         raise typer.BadParameter(f"must be one of {', '.join(CODECS)}", param_hint="--compression")
+    if as_json and key_separator:
+        raise typer.BadParameter("use either --json or --key-separator; in JSON the key is the field key")
+    if repartition and not as_json:
+        raise typer.BadParameter("only records in JSON have a partition; add --json", param_hint="--repartition")
     separator = None if not key_separator else os.fsencode(key_separator)
     counts = RecordCounts()
+    line_bytes_max = JSON_LINE_BYTES_MAX if as_json else LINE_BYTES_MAX
 
     async def send_lines(cluster: Cluster, producer: Producer, failed: "asyncio.Future[BaseException]") -> None:
         def on_delivery(delivery: "asyncio.Future[RecordMetadata]") -> None:
@@ -75,15 +99,32 @@ def produce(
             elif not failed.done():
                 failed.set_result(error)
 
-        async for batch in read_lines(sys.stdin.buffer):
+        line_number = partition_count = 0
+        async for batch in read_lines(sys.stdin.buffer, line_bytes_max):
             if counts.sent == 0:
                 with notify_if_slow(f"waiting for the topic {topic} ..."):
                     await cluster.wait_for_topics([topic], timeout_ms=TOPIC_TIMEOUT_MS, create=True)
-            for value in batch:
-                key: bytes | None = None
-                if separator is not None and separator in value:
-                    key, _, value = value.partition(separator)
-                (await producer.send(topic, value, key=key, partition=partition)).add_done_callback(on_delivery)
+                partition_count = len(cluster.topics[topic].partitions)
+            for line in batch:
+                line_number += 1
+                if as_json:
+                    if not line.strip():
+                        continue
+                    record = _parse_json_line(line, line_number)
+                else:
+                    record = _parse_text_line(line, separator)
+                target = record.partition if partition is None and not repartition else partition
+                if target is not None and target >= partition_count:
+                    raise _missing_partition(topic, partition_count, target, line_number if partition is None else None)
+                delivery = await producer.send(
+                    topic,
+                    record.value,
+                    key=record.key,
+                    partition=target,
+                    timestamp_ms=record.timestamp_ms,
+                    headers=record.headers,
+                )
+                delivery.add_done_callback(on_delivery)
                 counts.sent += 1
                 if counts.sent % LINES_PER_YIELD == 0:
                     await asyncio.sleep(0)
@@ -121,3 +162,28 @@ def produce(
     print_notice(str(counts))
     if signal_number is not None:
         raise typer.Exit(128 + signal_number)
+
+
+def _parse_text_line(line: bytes, separator: bytes | None) -> NewRecord:
+    if separator is None or separator not in line:
+        return NewRecord(line)
+    key, _, value = line.partition(separator)
+    return NewRecord(value, key)
+
+
+def _parse_json_line(line: bytes, number: int) -> NewRecord:
+    try:
+        return parse_json(line)
+    except RecordJsonError as error:
+        raise CommandError(f"Line {number}: {error}.") from None
+
+
+def _missing_partition(topic: str, partition_count: int, partition: int, line_number: int | None) -> CommandError:
+    """`line_number` is the line that names the partition, or None if an option does."""
+    problem = f"{topic} has {pluralize(partition_count, 'partition')}; there is no partition {partition}."
+    if line_number is None:
+        return CommandError(problem)
+    return CommandError(
+        f"Line {line_number}: {problem} Use --repartition to choose other partitions, or add some with "
+        f"`moldau topic alter {topic} --partitions {partition + 1}`."
+    )

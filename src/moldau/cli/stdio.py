@@ -5,6 +5,7 @@ import io
 import os
 import queue
 import select
+import stat
 import threading
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -16,18 +17,20 @@ CHUNK_BYTES = 64 * 1024
 LINE_BYTES_MAX = 1024 * 1024
 
 
-async def read_lines(stream: BinaryIO) -> AsyncIterator[list[bytes]]:
+async def read_lines(stream: BinaryIO, line_bytes_max: int = LINE_BYTES_MAX) -> AsyncIterator[list[bytes]]:
     """Yields batches of lines without newlines. Text after the last newline is also a line."""
     partial: list[bytes] = []
     partial_bytes = 0
+    count = 0
     async for chunk in _read_chunks(stream):
         first, *others = chunk.split(b"\n")
         partial.append(first)
         partial_bytes += len(first)
-        if partial_bytes > LINE_BYTES_MAX:
-            raise KafkaError(ErrorCode.message_too_large, f"line longer than {LINE_BYTES_MAX} bytes")
+        if partial_bytes > line_bytes_max:
+            raise KafkaError(ErrorCode.message_too_large, f"line {count + 1} is longer than {line_bytes_max} bytes")
         if others:
             *complete, last = others
+            count += len(others)
             yield [b"".join(partial), *complete]
             partial, partial_bytes = [last], len(last)
     if partial_bytes:
@@ -75,13 +78,26 @@ class OutputWriter:
         self._loop = asyncio.get_running_loop()
         self._queue: queue.SimpleQueue[tuple[bytes, asyncio.Future[None]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="moldau-output", daemon=True)
+        self._pipe = _pipe_descriptor(self._stream)
+        self.is_reader_gone = False
+        """Whether the process that reads the output has exited. It is known without a write only if that is a pipe."""
 
     def __enter__(self) -> Self:
         self._thread.start()
+        if self._pipe is not None:
+            # The write end of a pipe is never readable, but it is reported when no read end is left.
+            self._loop.add_reader(self._pipe, self._on_reader_gone)
         return self
 
     def __exit__(self, *exception: object) -> None:
+        if self._pipe is not None:
+            self._loop.remove_reader(self._pipe)
         self._queue.put(None)
+
+    def _on_reader_gone(self) -> None:
+        self.is_reader_gone = True
+        if self._pipe is not None:
+            self._loop.remove_reader(self._pipe)
 
     def write(self, data: bytes) -> "asyncio.Future[None]":
         """Queues data. Returns a future that completes when all data is written, or fails with OSError."""
@@ -110,6 +126,15 @@ class OutputWriter:
                 select.select([], [self._stream], [])
             else:
                 remaining = remaining[count:]
+
+
+def _pipe_descriptor(stream: BinaryIO) -> int | None:
+    """Returns the file descriptor of a stream if it is a pipe."""
+    try:
+        descriptor = stream.fileno()
+    except io.UnsupportedOperation:
+        return None
+    return descriptor if stat.S_ISFIFO(os.fstat(descriptor).st_mode) else None
 
 
 def _complete_write(written: "asyncio.Future[None]", failure: OSError | None) -> None:

@@ -457,7 +457,8 @@ def _validate_record(record: Record) -> Record:
         if not isinstance(name, str) or not (content is None or isinstance(content, bytes)):
             raise TypeError(f"a header must be a str with bytes or None, not {header!r}")
         try:
-            name.encode()
+            # A consumed name that is not UTF-8 has surrogate escapes, and can be sent unchanged.
+            name.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError:
             raise ValueError(f"the header name {name!r} cannot be encoded as UTF-8") from None
     if not isinstance(record.timestamp, int):
