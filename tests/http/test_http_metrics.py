@@ -4,13 +4,16 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 from prometheus_client.parser import text_string_to_metric_families
 
+from moldau.broker_lifecycle.state import BrokerState
 from moldau.http import node_metrics
 from moldau.testing import Broker
 from moldau.testing.cluster import Cluster
@@ -95,6 +98,80 @@ def test_a_known_load_gives_known_values(broker: Broker) -> None:
     assert value(series, "moldau_broker_lease_valid") == 1
     assert value(series, "moldau_request_duration_seconds_count", request="Produce") >= 1
     assert value(series, "kafka_network_requestmetrics_totaltimems", request="Produce", quantile="0.99") > 0
+    assert value(series, "kafka_server_kafkaserver_brokerstate") == 3
+    updates = value(series, "moldau_partition_high_watermark_updates_total", topic="orders", partition="1")
+    assert 1 <= updates <= RECORDS
+    assert value(series, "moldau_partition_high_watermark_updates_total", topic="orders", partition="0") == 0
+
+
+def test_every_state_of_a_broker_has_a_number() -> None:
+    assert node_metrics._KAFKA_STATES.keys() == set(BrokerState)
+
+
+def test_connections_are_counted_by_listener() -> None:
+    with Broker(settings={"http.port": "0"}) as broker:
+
+        def counts() -> list[float]:
+            series = scrape(broker.node.http_address)
+            prefix = "kafka_server_socket_server_metrics_connection"
+            names = ("count", "creation_total", "close_total")
+            return [value(series, f"{prefix}_{each}", listener="PLAINTEXT") for each in names]
+
+        with WireClient(broker.bootstrap), WireClient(broker.bootstrap):
+            wait_for(lambda: counts()[0] == 2)
+        wait_for(lambda: counts()[0] == 0)
+        _, opened, closed = counts()
+        assert opened == closed >= 2
+
+
+def test_requests_in_flight_and_their_memory_are_shown(broker: Broker) -> None:
+    """A Fetch that waits for records is in flight."""
+    consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "waits", "fetch.wait.max.ms": 5_000})
+    consumer.assign([TopicPartition("orders", 0, 0)])
+    consumer.poll(0.1)
+    wait_for(lambda: value(scrape(broker.node.http_address), "moldau_network_requests_in_flight") == 1)
+    consumer.close()
+    wait_for(lambda: value(scrape(broker.node.http_address), "moldau_network_requests_in_flight") == 0)
+    pool = broker.node._limits[0]
+    pool.reserve(1_000)
+    series = scrape(broker.node.http_address)
+    pool.release(1_000)
+    assert value(series, "kafka_network_socketserver_memorypoolused") == 1_000
+    limit = value(series, "kafka_network_socketserver_memorypoolavailable") + 1_000
+    assert limit == broker.node.broker.settings.static.queued_max_request_bytes // 2
+    assert value(series, "kafka_network_requestchannel_requestqueuesize") == 0
+
+
+def test_process_event_loop_and_quorum_are_shown(broker: Broker) -> None:
+    series = scrape(broker.node.http_address)
+    assert 0 < value(series, "process_resident_memory_bytes") < value(series, "process_virtual_memory_bytes")
+    assert abs(value(series, "process_start_time_seconds") - psutil.Process().create_time()) < 5
+    assert 0 < value(series, "process_open_fds") < value(series, "process_max_fds")
+    cpu_s = value(series, "moldau_event_loop_cpu_seconds_total")
+    assert 0 < cpu_s < value(series, "process_cpu_seconds_total")
+    idle = value(series, "kafka_server_kafkarequesthandlerpool_requesthandleravgidle_percent")
+    assert 0 <= idle <= 1
+    assert value(series, "kafka_network_socketserver_networkprocessoravgidle_percent") == idle
+    assert value(series, "moldau_quorum_elections_started_total") == 1
+    assert value(series, "moldau_quorum_elections_won_total") == 1
+    assert value(series, "kafka_server_raftmetrics_number_of_voters") == 1
+    assert value(series, "kafka_server_raftmetrics_current_vote") == 1
+    commits = value(series, "moldau_quorum_commit_duration_seconds_count")
+    assert commits >= 2, "at least the registration and the topic"
+    assert value(series, "kafka_server_raftmetrics_commit_latency_avg") > 0
+    assert value(series, "moldau_broker_heartbeat_duration_seconds_count") >= 1
+    assert 0 <= value(series, "moldau_controller_broker_heartbeat_age_seconds", broker="1") < 10
+
+
+def test_syncs_and_space_of_the_disk_are_shown(tmp_path: Path) -> None:
+    settings = {"http.port": "0", "store": "files", "data.dir": str(tmp_path)}
+    with Broker({"orders": 1}, settings) as broker:
+        before = value(scrape(broker.node.http_address), "moldau_disk_sync_duration_seconds_count")
+        produce(broker.bootstrap, "orders")
+        series = scrape(broker.node.http_address)
+        assert value(series, "moldau_disk_sync_duration_seconds_count") > before
+        assert value(series, "kafka_log_logflushstats_logflushrateandtimems", quantile="0.99") > 0
+        assert value(series, "moldau_disk_size_bytes") > value(series, "moldau_disk_free_bytes") > 0
 
 
 def test_failed_requests_are_counted_and_errors_of_clients_are_not(broker: Broker) -> None:
@@ -201,14 +278,34 @@ def test_each_series_of_partitions_and_of_the_cluster_comes_from_one_node() -> N
             "moldau_request_",
             "moldau_broker_",
             "moldau_client_",
+            "moldau_network_",
+            "moldau_disk_",
+            "moldau_event_loop_",
+            "moldau_quorum_",
+            "moldau_build_info",
+            "moldau_controller_leader_elections_total",
+            "moldau_follower_lag_seconds",
+            "process_",
             "moldau_metadata_image_lag_records",
             "kafka_controller_kafkacontroller_activecontrollercount",
+            "kafka_controller_kafkacontroller_timedoutbrokerheartbeatcount",
+            "kafka_controller_controllerstats_uncleanleaderelections_total",
         )
         shared = [key for key, count in owners.items() if count > 1 and not key[0].startswith(per_node)]
         assert not shared
         assert total(found.values(), "kafka_topic_partition_current_offset") == 6 * RECORDS
         assert total(found.values(), "kafka_controller_kafkacontroller_activecontrollercount") == 1
+        assert total(found.values(), "moldau_quorum_elections_won_total") == 1
         victim = next(node_id for node_id in nodes if node_id != cluster.controller_id)
+        led_by_victim = value(found[victim], "kafka_server_replicamanager_leadercount")
+        changes = {
+            name: total(found.values(), name)
+            for name in (
+                "kafka_server_replicamanager_isrshrinks_total",
+                "kafka_server_replicamanager_isrexpands_total",
+                "moldau_controller_leader_elections_total",
+            )
+        }
         cluster.kill(victim)
         del nodes[victim]
         controller = nodes[cluster.controller_id]
@@ -218,5 +315,17 @@ def test_each_series_of_partitions_and_of_the_cluster_comes_from_one_node() -> N
             return total(all_series().values(), "kafka_server_replicamanager_underreplicatedpartitions")
 
         wait_for(lambda: under_replicated() == 6)
+
+        def changed() -> list[float]:
+            series = all_series().values()
+            return [total(series, name) - before for name, before in changes.items()]
+
+        # Counts of the victim are lost; it counted nothing.
+        assert changed() == [6, 0, led_by_victim]
+        assert value(
+            scrape(controller.http_address), "moldau_controller_broker_heartbeat_age_seconds", broker=str(victim)
+        )
         cluster.restart(victim)
         wait_for(lambda: under_replicated() == 0)
+        assert changed()[1] == 6
+        assert total(all_series().values(), "kafka_controller_controllerstats_uncleanleaderelections_total") == 0

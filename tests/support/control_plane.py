@@ -41,6 +41,9 @@ class FixedClock:
     def monotonic_ms(self) -> int:
         return 0
 
+    def monotonic_us(self) -> int:
+        return 0
+
     def wall_ms(self) -> int:
         return 1_700_000_000_000
 

@@ -36,6 +36,9 @@ class LoopClock:
     def monotonic_ms(self) -> int:
         return int(asyncio.get_running_loop().time() * 1000)
 
+    def monotonic_us(self) -> int:
+        return int(asyncio.get_running_loop().time() * 1_000_000)
+
     def wall_ms(self) -> int:
         return 1_700_000_000_000 + self.monotonic_ms()
 

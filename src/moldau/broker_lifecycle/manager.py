@@ -34,6 +34,7 @@ from moldau.concurrency.notifier import Notifier
 from moldau.controller.requests import BrokerHeartbeat, BrokerHeartbeatReply, BrokerRegistrationRequest, OfflineReplica
 from moldau.errors import MoldauError, NotControllerError, PeerUnreachableError, RequestTimedOutError
 from moldau.metadata.image import Endpoint
+from moldau.metrics.component_metrics import HeartbeatMetrics
 from moldau.observe.logging import get_logger
 from moldau.platform.clock import Clock
 from moldau.settings.broker import BrokerSettings
@@ -120,6 +121,7 @@ class BrokerLifecycleManager:
         """The last failure that was logged; empty after a successful heartbeat."""
         self._has_started = False
         self._is_closed = False
+        self.heartbeat_metrics = HeartbeatMetrics()
 
     @property
     def broker_epoch(self) -> int:
@@ -317,7 +319,8 @@ class BrokerLifecycleManager:
             want_fence=effect.want_fence,
             not_ready=effect.not_ready,
         )
-        sent_ms = self._clock.monotonic_ms()
+        sent_ms, sent_us = self._clock.monotonic_ms(), self._clock.monotonic_us()
+        metrics = self.heartbeat_metrics
         event: Event
         try:
             async with asyncio.timeout(effect.timeout_ms / 1000):
@@ -333,6 +336,8 @@ class BrokerLifecycleManager:
         else:
             self._last_logged_failure = ""
             event = HeartbeatSucceeded(sent_ms, reply)
+            metrics.durations.record((self._clock.monotonic_us() - sent_us) / 1000)
+        metrics.failures += isinstance(event, HeartbeatFailed)
         self._step(event)
 
     def _log_failure(self, error: MoldauError) -> None:

@@ -33,6 +33,7 @@ from moldau.coordinator.runtime import CoordinatorRuntime
 from moldau.errors import MoldauError, NotControllerError, PeerUnreachableError, RequestTimedOutError
 from moldau.metadata.image import NO_LEADER, MetadataImage
 from moldau.metadata.records import Record
+from moldau.metrics.component_metrics import ControllerMetrics
 from moldau.observe.logging import get_logger
 from moldau.peers.probe import ProbeResult
 from moldau.platform.clock import Clock
@@ -73,6 +74,7 @@ class BackgroundTasks:
         leader_silence_ms: int,
         probe: ProbeBroker | None,
         fetch_log_end: FetchLogEnd | None,
+        metrics: ControllerMetrics,
     ) -> None:
         """Starts the tasks on a runtime that was just loaded with `state`.
 
@@ -87,6 +89,7 @@ class BackgroundTasks:
         self._clock = clock
         self._probe = probe
         self._fetch_log_end = fetch_log_end
+        self._metrics = metrics
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -187,6 +190,7 @@ class BackgroundTasks:
             # Extend all sessions, because heartbeats that arrived during the stall are still unread.
             self.heartbeat_manager.extend_sessions(late_ms)
         for session in self.heartbeat_manager.take_expired(now_ms):
+            self._metrics.timed_out_heartbeats += 1
             name = f"fence {session.broker_id} of epoch {session.broker_epoch}"
             self._start_task(name, partial(self._fence_expired, session.broker_id, session.broker_epoch))
         if now_ms >= self._next_balance_ms:

@@ -19,6 +19,8 @@ class BrokerHeartbeatState:
     deadline_ms: int
     """When the session expires and the broker is fenced. The broker's lease expires earlier, because the lease counts
     from when a heartbeat was sent, and the session from when it was received."""
+    received_ms: int = 0
+    """When the last heartbeat was received; before the first one, when the session started."""
     heartbeat_count: int = 0
     """The number of heartbeats in this session. A probe uses this number to detect heartbeats that arrive while the
     probe is running."""
@@ -64,6 +66,7 @@ class BrokerHeartbeatManager:
         known = self.session_of(broker_id, broker_epoch)
         session = known or BrokerHeartbeatState(broker_id, broker_epoch, 0)
         session.deadline_ms = now_ms + self._session_ms
+        session.received_ms = now_ms
         session.is_expiry_pending = True
         self._sessions[broker_id] = session
         return session
@@ -93,6 +96,7 @@ class BrokerHeartbeatManager:
         if session is None:
             return False
         session.heartbeat_count += 1
+        session.received_ms = now_ms
         session.is_expiry_pending = True
         session.deadline_ms = max(session.deadline_ms, now_ms + self._session_ms)
         if beat.metadata_offset < session.metadata_offset:
@@ -103,6 +107,10 @@ class BrokerHeartbeatManager:
         session.metadata_offset = beat.metadata_offset
         session.not_ready = not_ready
         return has_changed
+
+    def heartbeat_ages_ms(self, now_ms: int) -> dict[int, int]:
+        """Returns how long ago the last heartbeat of each broker was received."""
+        return {each.broker_id: max(0, now_ms - each.received_ms) for each in self._sessions.values()}
 
     def has_valid_session(self, broker_id: int, broker_epoch: int, now_ms: int) -> bool:
         session = self.session_of(broker_id, broker_epoch)

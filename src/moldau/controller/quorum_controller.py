@@ -56,6 +56,7 @@ from moldau.errors import NotControllerError, RequestTimedOutError, StorageError
 from moldau.metadata.image import NO_LEADER, ConfigResource, MetadataDelta, MetadataImage
 from moldau.metadata.loader import MetadataLoader
 from moldau.metadata.records import Record, encode
+from moldau.metrics.component_metrics import ControllerMetrics
 from moldau.observe.logging import get_logger
 from moldau.platform.clock import Clock
 from moldau.settings.effective import EffectiveSettings
@@ -131,6 +132,9 @@ class QuorumController:
         self._stopped_tasks: list[BackgroundTasks] = []
         """The background tasks of previous terms, which may still be stopping."""
         self._previous_controller = NO_LEADER
+        self.metrics = ControllerMetrics()
+        self._committed_image: MetadataImage | None = None
+        """The image before the latest commit."""
         self._is_closed = False
         """A closed controller is not activated again, because the image may lack decisions that this controller has
         appended."""
@@ -142,6 +146,13 @@ class QuorumController:
     @property
     def is_active(self) -> bool:
         return self._runtime.is_loaded
+
+    def heartbeat_ages_ms(self) -> dict[int, int]:
+        """Returns how long ago the last heartbeat of each broker was received; nothing if this node is not the active
+        controller."""
+        if self._tasks is None:
+            return {}
+        return self._tasks.heartbeat_manager.heartbeat_ages_ms(self._clock.monotonic_ms())
 
     @property
     def controller_id(self) -> int:
@@ -422,6 +433,9 @@ class QuorumController:
         during that time.
         """
         elected = image.controller_id == self._node_id and image.controller_epoch == self._quorum.epoch
+        if self.is_active and elected and self._committed_image is not None:
+            self._count_elections(self._committed_image, delta, image)
+        self._committed_image = image
         if self.is_active and not elected:
             self._deactivate(_not_controller_error())
         elif elected and self._quorum.is_leader and not self.is_active and not self._is_closed:
@@ -430,6 +444,16 @@ class QuorumController:
         self._runtime.update_committed_offset(image.offset + 1)
         if self._tasks is not None:
             self._tasks.on_image_change()
+
+    def _count_elections(self, previous: MetadataImage, delta: MetadataDelta, image: MetadataImage) -> None:
+        for name, index in delta.partitions_changed:
+            before, after = previous.partition(name, index), image.partition(name, index)
+            if before is None or after is None or after.leader_epoch == before.leader_epoch:
+                continue
+            if after.leader not in (NO_LEADER, before.leader):
+                self.metrics.leader_elections += 1
+            if after.unclean_epoch > before.unclean_epoch:
+                self.metrics.unclean_leader_elections += 1
 
     def _activate(self, image: MetadataImage) -> None:
         log.info("controller is active", epoch=image.controller_epoch, offset=image.offset)
@@ -445,6 +469,7 @@ class QuorumController:
             leader_silence_ms=self._quorum.leader_silence_ms,
             probe=self._probe,
             fetch_log_end=self._fetch_log_end,
+            metrics=self.metrics,
         )
 
     def _deactivate(self, error: BaseException) -> None:

@@ -14,6 +14,7 @@ from moldau.http.front_connection import FrontConnection
 from moldau.http.health import HealthResponse, health_response
 from moldau.http.node_metrics import render_metrics
 from moldau.observe.logging import get_logger
+from moldau.platform.cpu import thread_cpu_s
 
 if TYPE_CHECKING:
     from moldau.http.app_loader import LoadedApp
@@ -61,6 +62,7 @@ class HttpServer:
     async def serve(self, context: HttpContext) -> None:
         assert self._server is not None
         self._context = context
+        context.broker.loop_cpu.update(context.broker.platform.clock.monotonic_us(), thread_cpu_s())
         await self._server.start_serving()
 
     # Called by connections

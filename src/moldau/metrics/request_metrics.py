@@ -7,24 +7,17 @@ from moldau.metrics.exposition import MetricFamily, MetricType, Sample, format_l
 from moldau.metrics.histogram import QUANTILES, DurationHistogram
 from moldau.wire.api_keys import ApiKey
 
-WINDOW_MS = 30_000
-"""Quantiles are those of the last 30 to 60 seconds, if the metrics are requested at least that often."""
-
 
 class RequestMetrics:
     def __init__(self) -> None:
         self._durations: defaultdict[int, DurationHistogram] = defaultdict(DurationHistogram)
-        self._window_start_ms = 0
 
     def of(self, api_key: int) -> DurationHistogram:
         return self._durations[api_key]
 
     def roll_windows(self, now_ms: int) -> None:
-        """Starts a new window for the quantiles if the last one is over."""
-        if now_ms - self._window_start_ms >= WINDOW_MS:
-            self._window_start_ms = now_ms
-            for each in self._durations.values():
-                each.start_window()
+        for each in self._durations.values():
+            each.roll_window(now_ms)
 
     def families(self) -> Iterator[MetricFamily]:
         yield MetricFamily(

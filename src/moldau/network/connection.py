@@ -336,6 +336,16 @@ class Connection(asyncio.BufferedProtocol):
             return self._in_flight[0].close_reason is not None
         return (self._close_reason is not None or self._is_draining) and not self._pending_frames
 
+    @property
+    def pending_count(self) -> int:
+        """The number of requests that were received and have not started."""
+        return len(self._pending_frames)
+
+    @property
+    def in_flight_count(self) -> int:
+        """The number of requests that have started and whose responses are not sent."""
+        return len(self._in_flight)
+
     def is_expired(self, now: float, idle_s: float) -> bool:
         """Returns whether the client was idle for too long.
 

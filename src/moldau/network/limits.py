@@ -19,6 +19,19 @@ class MemoryPool:
     def is_exhausted(self) -> bool:
         return self._bytes >= self._bytes_max
 
+    @property
+    def used_bytes(self) -> int:
+        return self._bytes
+
+    @property
+    def available_bytes(self) -> int:
+        return max(0, self._bytes_max - self._bytes)
+
+    @property
+    def waiting_count(self) -> int:
+        """The number of connections that do not read until the pool is no longer exhausted."""
+        return len(self._waiters)
+
     def reserve(self, size: int) -> None:
         self._bytes += size
 
@@ -50,6 +63,10 @@ class PartialFrameLimiter:
         self._bytes = 0
         self._received: dict[FrameReceiver, int] = {}
         """The received bytes of each partial frame, by connection, in the order in which the frames started."""
+
+    @property
+    def used_bytes(self) -> int:
+        return self._bytes
 
     def bytes_received(self, receiver: FrameReceiver, count: int) -> None:
         self._bytes += count

@@ -31,14 +31,18 @@ class SocketServer:
         self.name = name
         self._settings = settings
         self._quotas = quotas
-        self._memory_pool = memory_pool
-        self._partial_frames = partial_frames
+        self.memory_pool = memory_pool
+        self.partial_frames = partial_frames
         self._pipelined_api_keys = pipelined_api_keys
         self._on_opened = on_opened
         self._shared_buffer = memoryview(bytearray(SHARED_BUFFER_SIZE))
         self._buffers = BufferPool()
         self._server: asyncio.Server | None = None
         self.connections: dict[Connection, None] = {}
+        self.opened_count = 0
+        """The number of connections that were opened, including those that are closed."""
+        self.rejected_count = 0
+        """The number of connections that were rejected because too many were open."""
         self._idle_timer: asyncio.TimerHandle | None = None
         self._all_closed: asyncio.Future[None] | None = None
         self._is_closing = False
@@ -60,8 +64,8 @@ class SocketServer:
             shared_buffer=self._shared_buffer,
             buffers=self._buffers,
             frame_bytes_max=self._settings().socket_request_max_bytes,
-            memory_pool=self._memory_pool,
-            partial_frames=self._partial_frames,
+            memory_pool=self.memory_pool,
+            partial_frames=self.partial_frames,
             pipelined_api_keys=self._pipelined_api_keys,
             on_opened=self._connection_opened,
             on_closed=self._connection_closed,
@@ -71,11 +75,13 @@ class SocketServer:
         if self._is_closing:
             return None
         if not self._quotas.acquire(connection.peer[0]):
+            self.rejected_count += 1
             log.warning(
                 "rejected a connection: too many are open", peer=connection.peer[0], open=self._quotas.connection_count
             )
             return None
         self.connections[connection] = None
+        self.opened_count += 1
         return self._on_opened(connection, self.name)
 
     def _connection_closed(self, connection: Connection) -> None:

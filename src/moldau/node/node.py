@@ -336,6 +336,7 @@ class Node:
             replication=self._replication,
             availability=availability,
             ready=asyncio.Event(),
+            listeners=self._listeners,
         )
         controller_channel.local_handler = partial(execute_forwarded, broker=self._broker)
         self._dispatcher = Dispatcher(self._broker, REGISTRY)

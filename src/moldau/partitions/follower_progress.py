@@ -60,6 +60,12 @@ class FollowerProgress:
         has_all = self.durable_offset >= leader_end_offset and now_ms - self.fetched_ms <= lag_ms
         return has_all or now_ms - self.caught_up_ms <= lag_ms
 
+    def lag_ms(self, leader_end_offset: int, now_ms: int) -> int:
+        """Returns for how long the follower has lacked records; 0 if it has all, or if it never had all."""
+        if self.durable_offset >= leader_end_offset or self.caught_up_ms == NEVER_MS:
+            return 0
+        return max(0, now_ms - self.caught_up_ms)
+
     def on_removed_from_isr(self) -> None:
         """Requires new fetches before the follower can rejoin the ISR."""
         self.fetched_ms = self.catch_up_ms = NEVER_MS

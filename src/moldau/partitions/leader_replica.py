@@ -7,6 +7,7 @@ from moldau.controller.requests import IsrChange, IsrChangeResult
 from moldau.errors import NotEnoughReplicasAfterAppendError
 from moldau.logs.store import LogName
 from moldau.metadata.image import BrokerRegistration, PartitionRegistration
+from moldau.metrics.component_metrics import IsrMetrics
 from moldau.partitions.delayed_operations import DelayedOperations
 from moldau.partitions.guarded_log import GuardedLog
 from moldau.partitions.leader_state import FollowerFetch, PartitionLeaderState
@@ -18,7 +19,13 @@ class LeaderReplica:
     """None while this broker does not lead the partition."""
 
     def __init__(
-        self, name: LogName, topic_id: UUID, guarded_log: GuardedLog, delayed: DelayedOperations, clock: Clock
+        self,
+        name: LogName,
+        topic_id: UUID,
+        guarded_log: GuardedLog,
+        delayed: DelayedOperations,
+        clock: Clock,
+        isr_metrics: IsrMetrics,
     ) -> None:
         self.name = name
         self.topic_id = topic_id
@@ -26,6 +33,7 @@ class LeaderReplica:
         self._log = guarded_log.log
         self._delayed = delayed
         self._clock = clock
+        self._isr_metrics = isr_metrics
 
     # The high watermark
 
@@ -44,6 +52,7 @@ class LeaderReplica:
     def on_image(self, image: PartitionRegistration, brokers: Mapping[int, BrokerRegistration], min_isr: int) -> None:
         """Applies a new state of the partition in the current leader epoch."""
         if self.state is not None:
+            self._isr_metrics.record(self.state.isr, image.isr)
             self._on_isr_changed(self.state, self.state.on_image(image, brokers, min_isr))
 
     def on_min_insync_replicas(self, min_insync_replicas: int) -> None:
@@ -102,7 +111,10 @@ class LeaderReplica:
 
     def on_alter_partition_response(self, result: IsrChangeResult) -> None:
         if self.state is not None and result.topic_id == self.topic_id:
-            self._on_isr_changed(self.state, self.state.on_alter_partition_response(result))
+            previous = self.state.isr
+            has_advanced = self.state.on_alter_partition_response(result)
+            self._isr_metrics.record(previous, self.state.isr)
+            self._on_isr_changed(self.state, has_advanced)
 
     def _on_isr_changed(self, state: PartitionLeaderState, has_high_watermark_advanced: bool) -> None:
         if not state.has_min_isr:

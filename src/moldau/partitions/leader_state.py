@@ -79,6 +79,8 @@ class PartitionLeaderState:
     departing_replicas: tuple[int, ...] = ()
     """Replicas that left the ISR according to the controller's response. They may be in the ELR, which the response
     does not contain, so the high watermark waits for them until newer metadata arrives."""
+    high_watermark_updates: int = 0
+    """How often the high watermark has advanced in this leader epoch."""
     followers: dict[int, FollowerProgress] = field(init=False)
     """Followers that have fetched in this epoch, or were in the ISR at the start of the epoch."""
 
@@ -171,6 +173,7 @@ class PartitionLeaderState:
         if reached <= self.high_watermark:
             return False
         self.high_watermark = reached
+        self.high_watermark_updates += 1
         return True
 
     @property

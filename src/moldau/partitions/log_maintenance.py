@@ -101,6 +101,7 @@ class LogMaintenance:
                 partitions=f"{names} and {more} more" if more > 0 else names,
                 open_min=each.open_ms // 60_000,
             )
+        self._partitions.late_transaction_count = self._overdue_transactions.partition_count
 
     async def _for_each_partition(self, work: Callable[[Partition, int], Awaitable[object]]) -> None:
         """Calls `work` with each online partition and the current time. Continues after an error."""

@@ -29,6 +29,11 @@ class OverdueTransactions:
     def __init__(self) -> None:
         self._first_open: dict[LogName, _FirstOpen] = {}
 
+    @property
+    def partition_count(self) -> int:
+        """The number of partitions with an overdue transaction."""
+        return sum(each.is_reported for each in self._first_open.values())
+
     def update(
         self, now_ms: int, first_open: Mapping[LogName, tuple[int, int]], open_ms_max: int
     ) -> list[OverdueTransaction]:

@@ -20,6 +20,7 @@ from moldau.logs.producer_state import UNKNOWN_OWNER, TransactionOwner, Verifica
 from moldau.logs.store import EMPTY_SLICES, Log, LogName, RecordSlices, TimestampAndOffset, copy_error
 from moldau.logs.transaction_index import AbortedTransaction
 from moldau.metadata.image import NO_LEADER, BrokerRegistration, PartitionRegistration
+from moldau.metrics.component_metrics import IsrMetrics
 from moldau.observe.logging import get_logger
 from moldau.partitions.delayed_operations import DelayedOperations
 from moldau.partitions.follower_replica import FollowerReplica
@@ -90,7 +91,14 @@ class Partition:
     """A replica with at most one role: either `leader.state` or `follower.state` is set."""
 
     def __init__(
-        self, name: LogName, topic_id: UUID, replica_id: int, log_: Log, clock: Clock, lease: Lease | None = None
+        self,
+        name: LogName,
+        topic_id: UUID,
+        replica_id: int,
+        log_: Log,
+        clock: Clock,
+        lease: Lease | None = None,
+        isr_metrics: IsrMetrics | None = None,
     ) -> None:
         """If `lease` is None, the broker leads as the metadata says and never checks a lease."""
         self.name = name
@@ -98,7 +106,8 @@ class Partition:
         self.log = log_
         self.delayed = DelayedOperations()
         self.guarded_log = GuardedLog(log_, self.delayed, on_flushed=self._on_flushed)
-        self.leader = LeaderReplica(name, topic_id, self.guarded_log, self.delayed, clock)
+        self._isr_metrics = IsrMetrics() if isr_metrics is None else isr_metrics
+        self.leader = LeaderReplica(name, topic_id, self.guarded_log, self.delayed, clock, self._isr_metrics)
         self.follower = FollowerReplica(name, topic_id, replica_id, self.guarded_log, self.delayed)
         self._replica_id = replica_id
         self._clock = clock
@@ -143,6 +152,9 @@ class Partition:
         if self.leader.state is not None and self.leader.state.leader_epoch == image.leader_epoch:
             self.leader.on_image(image, brokers, min_isr)
             return
+        previous_role = self.leader.state or self.follower.state
+        if previous_role is not None:
+            self._isr_metrics.record(previous_role.image.isr, image.isr)
         high_watermark, end_offset = self.high_watermark, self.log.end_offset
         self.log.epochs.assign(image.leader_epoch, end_offset)
         self.follower.state = None

@@ -17,6 +17,7 @@ from moldau.metadata.image import (
     PartitionRegistration,
     TopicImage,
 )
+from moldau.metrics.component_metrics import IsrMetrics
 from moldau.observe.logging import get_logger
 from moldau.partitions.partition import Lease, Partition
 from moldau.platform.clock import Clock
@@ -72,6 +73,9 @@ class ReplicaManager:
         """Partitions whose logs have failed since they were opened."""
         self._unwritable: dict[tuple[str, int], StorageError] = {}
         """Partitions with a transient error."""
+        self.isr_metrics = IsrMetrics()
+        self.late_transaction_count = 0
+        """The number of partitions that this broker leads with a transaction that is open for too long."""
         self._change_lock = asyncio.Lock()
         """Held by `publish` and by retries of logs that could not be opened."""
 
@@ -186,7 +190,7 @@ class ReplicaManager:
             if opened is None:
                 return None
             partition = self._partitions[key] = Partition(
-                opened.name, topic.topic_id, self._node_id, opened, self._clock, self.lease
+                opened.name, topic.topic_id, self._node_id, opened, self._clock, self.lease, self.isr_metrics
             )
             self._sorted_partitions = None
             partition.guarded_log.on_error_changed = functools.partial(self._on_error_changed, key, partition)

@@ -7,6 +7,8 @@ All calls raise the OSError of the operating system (EIO, ENOSPC, ...).
 from collections.abc import Sequence
 from typing import Protocol
 
+from moldau.metrics.histogram import DurationHistogram
+
 Buffer = bytes | bytearray | memoryview
 
 
@@ -56,6 +58,10 @@ class File(Protocol):
 
 
 class Disk(Protocol):
+    @property
+    def sync_durations(self) -> DurationHistogram:
+        """Durations of the syncs of files and directories and of replacements; empty if they are not measured."""
+
     def open(self, path: str) -> File:
         """Opens a file for reading and appending; creates it if it does not exist."""
 

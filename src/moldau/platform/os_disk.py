@@ -6,12 +6,14 @@ import fcntl
 import os
 import shutil
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
 from queue import SimpleQueue
 
+from moldau.metrics.histogram import DurationHistogram
 from moldau.platform.disk import Buffer
 from moldau.platform.group_commit import Done, GroupCommit, Outcome, complete
 
@@ -24,7 +26,9 @@ TEMPORARY_SUFFIX = ".tmp"
 """The suffix of the temporary file that `replace` writes and then renames. A crash may leave such a file."""
 
 _SyncWork = Callable[[], None]
-_Job = tuple[asyncio.AbstractEventLoop, _SyncWork, Done]
+_Finish = Callable[[Outcome, float], None]
+"""Called on the event loop with the result and the duration in milliseconds."""
+_Job = tuple[asyncio.AbstractEventLoop, _SyncWork, _Finish]
 
 # On macOS a plain fsync does not flush the cache of the drive.
 _FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
@@ -72,8 +76,9 @@ def replace_file(path: str, data: bytes) -> None:
 
 def _run_jobs(jobs: "SimpleQueue[_Job | None]") -> None:
     while (job := jobs.get()) is not None:
-        loop, work, done = job
+        loop, work, finish = job
         outcome: Outcome = None
+        start_ns = time.perf_counter_ns()
         try:
             work()
         except OSError as error:
@@ -82,12 +87,12 @@ def _run_jobs(jobs: "SimpleQueue[_Job | None]") -> None:
             # A bug must neither end this thread nor leave the caller without a result.
             outcome = OSError(errno.EIO, repr(error))
         try:
-            loop.call_soon_threadsafe(done, outcome)
+            loop.call_soon_threadsafe(finish, outcome, (time.perf_counter_ns() - start_ns) / 1e6)
         except RuntimeError:
             # The event loop was closed, so no caller waits for the result.
             pass
         # Drop all references to the job before this thread waits, because they would keep the job's file open.
-        del job, loop, work, done, outcome
+        del job, loop, work, finish, outcome
 
 
 class FsyncThreads:
@@ -101,6 +106,8 @@ class FsyncThreads:
         self._threads = 0
         self._threads_max = threads_max
         self._running = 0
+        self.durations = DurationHistogram()
+        """Of all work that succeeded, without the wait for a thread."""
 
     def submit(self, work: _SyncWork, done: Done) -> None:
         """Runs `work` in a thread, then calls `done` on the event loop with the OSError of `work`, or None.
@@ -108,8 +115,10 @@ class FsyncThreads:
         If no new thread can be started, an existing thread runs `work`. If no thread exists, `done` receives EAGAIN.
         """
 
-        def finish(outcome: Outcome) -> None:
+        def finish(outcome: Outcome, duration_ms: float) -> None:
             self._running -= 1
+            if outcome is None:
+                self.durations.record(duration_ms)
             done(outcome)
 
         loop = asyncio.get_running_loop()
@@ -120,7 +129,7 @@ class FsyncThreads:
                 self._threads += 1
             except RuntimeError as error:
                 if not self._threads:
-                    loop.call_soon(finish, OSError(errno.EAGAIN, str(error)))
+                    loop.call_soon(finish, OSError(errno.EAGAIN, str(error)), 0.0)
                     return
         self._jobs.put((loop, work, finish))
 
@@ -247,6 +256,10 @@ class OsDisk:
         self._threads = FsyncThreads(fsync_threads_max)
         self._directories: dict[str, _OsDirectory] = {}
         self._replacements: dict[str, deque[tuple[bytes, asyncio.Future[None]]]] = {}
+
+    @property
+    def sync_durations(self) -> DurationHistogram:
+        return self._threads.durations
 
     def open(self, path: str) -> OsFile:
         return OsFile(path, self._threads)

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
@@ -9,6 +10,7 @@ from moldau.concurrency.notifier import Notifier
 from moldau.concurrency.serial_executor import Job, SerialExecutor
 from moldau.errors import CorruptRecordError, MoldauError, NotControllerError, StorageError
 from moldau.logs.store import Log, is_transient
+from moldau.metrics.component_metrics import QuorumMetrics
 from moldau.observe.logging import get_logger
 from moldau.platform.clock import Clock
 from moldau.raft import effects, events
@@ -94,6 +96,9 @@ class EffectExecutor:
         self._own_append_error: StorageError | None = None
         """The last non-fatal error of an append of a batch that this node created as leader."""
         self.endpoints: dict[int, tuple[VoterEndpoint, ...]] = {}
+        self.metrics = QuorumMetrics()
+        self._uncommitted: deque[tuple[int, int]] = deque()
+        """End offset and time in microseconds of each append by this node, as the leader, that is not committed."""
         self.failure: BaseException | None = None
         self.is_closing = False
 
@@ -170,6 +175,7 @@ class EffectExecutor:
                     await self._execute(effect)
             # Deliver nothing until this node has caught up, because a restarted node would act on old metadata.
             is_caught_up = self._state.quorum.is_caught_up
+            self._measure_commits()
             await self._delivery.deliver(self._state.log.high_watermark if is_caught_up else -1)
         except Exception as error:
             self._fail(error)
@@ -198,6 +204,8 @@ class EffectExecutor:
                 self._request_sender.start_task(self._fetch_snapshot(effect))
             case effects.LeaderChanged():
                 log.info("quorum leader changed", leader=effect.leader_id, epoch=effect.epoch)
+                self._uncommitted.clear()
+                self.metrics.elections_won += effect.leader_id == self._state.key.node_id
                 self._on_leader_change(effect.leader_id, effect.epoch)
             case effects.VotersChanged():
                 self._update_voter_endpoints()
@@ -281,6 +289,21 @@ class EffectExecutor:
             self._arm_timer()
         else:
             self.submit(events.TimerExpired())
+
+    # Metrics
+
+    def on_appended(self, end_offset: int, appended_us: int) -> None:
+        """Measures how long it takes until the log is committed up to `end_offset`."""
+        if self._state.log.high_watermark < end_offset:
+            self._uncommitted.append((end_offset, appended_us))
+        else:
+            self.metrics.commit_durations.record((self._clock.monotonic_us() - appended_us) / 1000)
+
+    def _measure_commits(self) -> None:
+        high_watermark = self._state.log.high_watermark
+        while self._uncommitted and self._uncommitted[0][0] <= high_watermark:
+            _, appended_us = self._uncommitted.popleft()
+            self.metrics.commit_durations.record((self._clock.monotonic_us() - appended_us) / 1000)
 
     # The log
 

@@ -64,6 +64,8 @@ class QuorumState:
     """Whether the leader of this epoch has resigned or its process has ended. Other nodes may still name it."""
     lost_elections: int = 0
     """The number of elections in a row that this node has lost, since it was a leader or follower."""
+    elections_started: int = 0
+    """How often this node has become a candidate."""
     catch_up_offset: int | None = None
     """The first high watermark that this node learned after its start. Records that were committed before the start
     have lower offsets."""
@@ -262,6 +264,7 @@ class QuorumState:
     def transition_to_candidate(self, step: StepContext) -> None:
         self.persist_election(step, ElectionState(self.epoch + 1, NO_LEADER, self.node_id, self.key.directory_id))
         self.has_leader_resigned = False
+        self.elections_started += 1
         votes = EpochElection(step.now_ms, {self.node_id: None})
         self.epoch_state = CandidateState(votes, self.leader_silence_ms(step.now_ms))
         self.restart_election_timer(self.election_timeout_deadline(step))

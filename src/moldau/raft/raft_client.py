@@ -11,6 +11,7 @@ from uuid import UUID
 
 from moldau.errors import InvalidRequestError, RequestTimedOutError, StorageError
 from moldau.logs.store import Log, LogName, LogStore
+from moldau.metrics.component_metrics import QuorumMetrics
 from moldau.platform.clock import Clock
 from moldau.raft import messages as raft
 from moldau.raft.batches import CommittedBatch, read_committed_batch, values_batch
@@ -131,6 +132,26 @@ class RaftClient:
         return self._state.log.high_watermark
 
     @property
+    def metrics(self) -> QuorumMetrics:
+        return self._executor.metrics
+
+    @property
+    def elections_started(self) -> int:
+        """How often this node has become a candidate."""
+        return self._state.quorum.elections_started
+
+    @property
+    def voted_id(self) -> int:
+        """The node that this node has voted for in this epoch; NO_VOTE (-1) if none."""
+        return self._state.quorum.election.voted_for
+
+    @property
+    def observer_count(self) -> int:
+        """The number of observers that fetch from this node; 0 if it is not the leader."""
+        leader = self._state.quorum.leader_state
+        return 0 if leader is None else len(leader.observers(self._clock.monotonic_ms()))
+
+    @property
     def voters(self) -> tuple[raft.VoterNode, ...]:
         return self._state.quorum.voters
 
@@ -189,6 +210,7 @@ class RaftClient:
 
     async def _append_values(self, values: Sequence[bytes]) -> int:
         self._require_leader()
+        appended_us = self._clock.monotonic_us()
         batch = values_batch(
             values, base_offset=self._log.end_offset, epoch=self.epoch, timestamp=self._clock.wall_ms()
         )
@@ -198,6 +220,8 @@ class RaftClient:
             if self._executor.failure is None:
                 await self._executor.step(AppendFailed())
             raise
+        if self.is_leader:
+            self._executor.on_appended(batch.last_offset + 1, appended_us)
         return batch.last_offset
 
     def _require_leader(self) -> LeaderState:

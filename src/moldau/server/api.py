@@ -1,7 +1,7 @@
 """The interface of request handlers: their registration, and the request context and broker that they receive."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
@@ -11,6 +11,7 @@ from moldau.errors import MoldauError
 from moldau.logs.store import LogName
 from moldau.metrics.request_metrics import RequestMetrics
 from moldau.metrics.topic_metrics import BrokerTopicMetrics
+from moldau.metrics.windowed_rate import WindowedRate
 from moldau.partitions.delayed_operations import CallbackList
 from moldau.server.cpu_budget import CpuBudget
 from moldau.server.metadata_cache import MetadataResponseCache
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from moldau.controller.quorum_controller import QuorumController
     from moldau.groups.coordinator import GroupCoordinator
     from moldau.metadata.loader import MetadataLoader
+    from moldau.network.socket_server import SocketServer
     from moldau.partitions.replica_manager import ReplicaManager
     from moldau.peers.client import PeerClient
     from moldau.platform import Platform
@@ -71,11 +73,16 @@ class Broker:
     """Other brokers that are suspected to be dead or were fenced a moment ago."""
     ready: asyncio.Event
     """Set once the cluster has accepted this node. Until then, client requests are parked."""
+    listeners: "Sequence[SocketServer]" = ()
     cpu_budget: CpuBudget = field(default_factory=CpuBudget)
     """Limits CPU-heavy work that would block the event loop."""
     metadata_cache: MetadataResponseCache = field(default_factory=MetadataResponseCache)
     topic_metrics: BrokerTopicMetrics = field(default_factory=BrokerTopicMetrics)
     request_metrics: RequestMetrics = field(default_factory=RequestMetrics)
+    loop_cpu: WindowedRate = field(default_factory=WindowedRate)
+    """CPU time of the event loop's thread."""
+    metadata_records: WindowedRate = field(default_factory=WindowedRate)
+    """The end of the metadata log on this node."""
     client_request_count: int = 0
     """The number of requests from Kafka clients, without those of other nodes and of the HTTP API."""
 

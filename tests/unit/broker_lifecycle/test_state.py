@@ -291,6 +291,9 @@ class StoppedClock:
     def monotonic_ms(self) -> int:
         return self.now_ms
 
+    def monotonic_us(self) -> int:
+        return self.now_ms * 1_000
+
     def wall_ms(self) -> int:
         return 0
 

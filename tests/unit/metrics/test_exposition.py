@@ -4,8 +4,11 @@ import math
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from moldau.metrics.component_metrics import IsrMetrics
 from moldau.metrics.exposition import (
+    PAUSE,
     SAMPLES_PER_BLOCK,
+    IntegerSamples,
     MetricFamily,
     MetricType,
     Sample,
@@ -15,9 +18,10 @@ from moldau.metrics.exposition import (
     gauge,
     write_families,
 )
-from moldau.metrics.histogram import BOUNDS_MS, DurationHistogram
-from moldau.metrics.request_metrics import WINDOW_MS, RequestMetrics
+from moldau.metrics.histogram import BOUNDS_MS, WINDOW_MS, DurationHistogram
+from moldau.metrics.request_metrics import RequestMetrics
 from moldau.metrics.topic_metrics import BrokerTopicMetrics
+from moldau.metrics.windowed_rate import WindowedRate
 from moldau.wire.api_keys import ApiKey
 
 
@@ -61,6 +65,44 @@ def test_large_families_are_written_in_blocks() -> None:
     assert "".join(blocks).count("# TYPE") == 1
 
 
+def test_integers_are_written_in_bulk_and_pauses_are_empty_blocks() -> None:
+    samples = [
+        IntegerSamples([], []),
+        IntegerSamples([format_labels({"n": n}) for n in range(3)], [2**60, 0, 1]),
+        Sample(0.5, format_labels({"n": 3})),
+    ]
+    families = [PAUSE, gauge("mixed", "Help.", samples), gauge("none", "Help.", [IntegerSamples([], [])])]
+    blocks = list(write_families(families))
+    assert blocks[:2] == ["", ""]
+    assert "".join(blocks).splitlines() == [
+        "# HELP mixed Help.",
+        "# TYPE mixed gauge",
+        f'mixed{{n="0"}} {2**60}',
+        'mixed{n="1"} 0',
+        'mixed{n="2"} 1',
+        'mixed{n="3"} 0.5',
+    ]
+
+
+def test_a_rate_is_that_of_the_last_windows() -> None:
+    rate = WindowedRate()
+    assert rate.per_second == 0
+    rate.update(1_000_000, 5.0)
+    assert rate.per_second == 0
+    rate.update(3_000_000, 6.0)
+    assert rate.per_second == 0.5
+    for second in range(4, 400):
+        rate.update(second * 1_000_000, 6.0 + 2 * (second - 3))
+    assert rate.per_second == 2
+
+
+def test_isr_changes_are_counted() -> None:
+    metrics = IsrMetrics()
+    for previous, current in [((1, 2, 3), (1, 3)), ((1, 3), (3, 1)), ((1, 3), (1, 3, 2)), ((1, 2), (1, 3))]:
+        metrics.record(previous, current)
+    assert (metrics.shrinks, metrics.expands) == (2, 2)
+
+
 def test_a_histogram_counts_durations_up_to_each_bound() -> None:
     histogram = DurationHistogram()
     for duration_ms in (0.05, 0.1, 0.3, 4.0, 60_000.0):
@@ -81,14 +123,19 @@ def test_quantiles_are_those_of_recent_requests() -> None:
     assert histogram.quantiles_ms() == []
     for _ in range(1_000):
         histogram.record(400.0)
-    histogram.start_window()
-    histogram.start_window()
+    histogram.roll_window(WINDOW_MS)
+    assert histogram.quantiles_ms()
+    histogram.roll_window(2 * WINDOW_MS - 1)
+    assert histogram.quantiles_ms(), "the window is not over"
+    histogram.roll_window(2 * WINDOW_MS)
     assert histogram.quantiles_ms() == []
+    assert histogram.average_ms == 400, "without recent durations, of all"
     for number in range(100):
         histogram.record(1.5 if number < 98 else 90.0)
     median, *_, p99, _ = histogram.quantiles_ms()
     assert 1 < median <= 2
     assert 75 < p99 <= 100
+    assert math.isclose(histogram.average_ms, (98 * 1.5 + 2 * 90) / 100)
 
 
 def test_requests_have_kafkas_names() -> None:

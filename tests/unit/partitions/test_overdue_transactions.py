@@ -41,7 +41,10 @@ def test_the_node_logs_it(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.
         log = SimpleNamespace(producers=SimpleNamespace(unstable=unstable))
         return SimpleNamespace(name=LogName("orders", index), is_leader=is_leader, log=log)
 
-    partitions = [*(partition(index) for index in range(7)), partition(7, is_leader=False)]
+    class Replicas(list[Any]):
+        late_transaction_count = 0
+
+    partitions = Replicas([*(partition(index) for index in range(7)), partition(7, is_leader=False)])
     clock = SimpleNamespace(monotonic_ms=lambda: now_ms)
     maintenance = LogMaintenance(cast(Any, partitions), EffectiveSettings(BrokerSettings()), cast(Any, clock))
     for now_ms in (0, MAX_MS, MAX_MS + 60_000, MAX_MS + 120_000):  # noqa: B007 - the clock reads it
@@ -53,3 +56,8 @@ def test_the_node_logs_it(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.
         "partitions": "orders-0, orders-1, orders-2, orders-3, orders-4 and 2 more",
         "open_min": 16,
     }
+    assert partitions.late_transaction_count == 7, "the metrics show them until they end"
+    for each in partitions:
+        each.log.producers.unstable.complete(10 + each.name.partition, 30)
+    asyncio.run(maintenance.check_transactions())
+    assert partitions.late_transaction_count == 0

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from moldau.metrics.histogram import DurationHistogram
 from moldau.platform.disk import Buffer
 from moldau.platform.group_commit import Done, GroupCommit
 from moldau.platform.os_disk import TEMPORARY_SUFFIX
@@ -82,6 +83,7 @@ class SimulatedDisk:
         self.random = randomness
         self.settings = settings or DiskSettings()
         self.faults: list[DiskFault] = []
+        self.sync_durations = DurationHistogram()
         self.volume = volume or Volume()
         self._trace = trace
         self._name = name
