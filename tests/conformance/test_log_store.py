@@ -10,12 +10,14 @@ import pytest
 from moldau.errors import OffsetOutOfRangeError, OutOfOrderSequenceError
 from moldau.logs.files.store import FileLogStore
 from moldau.logs.memory import MemoryLogStore
-from moldau.logs.store import EMPTY_SLICES, Log, LogName, LogStore, TimestampAndOffset
+from moldau.logs.store import EMPTY_SLICES, BatchTime, Log, LogName, LogStore, TimestampAndOffset
 from moldau.platform.clock import SystemClock
 from moldau.platform.os_disk import OsDisk
 from moldau.records.batch import Batch, split
+from moldau.records.control_records import EndTransaction
 from moldau.records.record import section
 from moldau.settings.topic import TopicSettings
+from support.control_batches import control_batch
 from support.logs import (
     FOREVER,
     NAME,
@@ -251,6 +253,29 @@ def test_append_time_and_missing_timestamps(make_store: MakeStore) -> None:
             await append(log, b"a", b"b", append_time_ms=77)
             assert await log.offset_for_timestamp(77, 2) == TimestampAndOffset(77, 0, 0)
             assert await log.max_timestamp(2) == TimestampAndOffset(77, 0, 0)
+
+    asyncio.run(body())
+
+
+def test_the_time_of_the_first_batch_with_records_of_clients_is_found(make_store: MakeStore) -> None:
+    async def body() -> None:
+        async with opened(make_store, TopicSettings(segment_bytes=1024, index_interval_bytes=0)) as log:
+            for timestamp_ms in (100, 200, 300, 400):
+                await append(log, *[b"v" * 200] * 3, timestamp_ms=timestamp_ms)
+            producer = {"producer_id": 9, "producer_epoch": 0}
+            await append(log, b"t", timestamp_ms=500, transactional=True, base_sequence=0, **producer)
+            marker = Batch(control_batch(EndTransaction(True, 0), timestamp=600, base_offset=13, **producer))
+            await log.append([marker])
+            await append(log, b"e", append_time_ms=700)
+            assert await log.find_batch_time(0, 15) == BatchTime(0, 102, False)
+            assert await log.find_batch_time(4, 15) == BatchTime(4, 202, False)
+            assert await log.find_batch_time(9, 15) == BatchTime(9, 402, False)
+            assert await log.find_batch_time(13, 15) == BatchTime(14, 700, True)
+            assert await log.find_batch_time(13, 14) is None
+            assert await log.find_batch_time(12, 12) is None
+            assert await log.find_batch_time(15, 15) is None
+            await log.advance_start_offset(8)
+            assert await log.find_batch_time(8, 15) == BatchTime(8, 302, False)
 
     asyncio.run(body())
 

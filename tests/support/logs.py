@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from moldau.logs.store import Log, LogName, LogStore, RecordSlices, TimestampAndOffset
+from moldau.logs.store import BatchTime, Log, LogName, LogStore, RecordSlices, TimestampAndOffset
 from moldau.logs.transaction_index import AbortedTransaction
 from moldau.records.batch import Batch, split
 from moldau.records.batch_builder import build_batch
@@ -133,6 +133,12 @@ class YieldingLog(Log):
     async def max_timestamp(self, below: int) -> TimestampAndOffset | None:
         await asyncio.sleep(0)
         found = await self.inner.max_timestamp(below)
+        await asyncio.sleep(0)
+        return found
+
+    async def find_batch_time(self, offset: int, below: int) -> BatchTime | None:
+        await asyncio.sleep(0)
+        found = await self.inner.find_batch_time(offset, below)
         await asyncio.sleep(0)
         return found
 

@@ -87,6 +87,7 @@ PURE = [
     "moldau.replication.fetch_session",
     "moldau.replication.state",
     "moldau.replication.quota",
+    "moldau.partitions.append_times",
     "moldau.partitions.follower_state",
     "moldau.partitions.overdue_transactions",
     "moldau.controller.cluster_control",

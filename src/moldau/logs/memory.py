@@ -3,6 +3,7 @@
 import asyncio
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import islice
 from uuid import UUID
 
 from moldau.errors import OffsetOutOfRangeError
@@ -18,10 +19,19 @@ from moldau.logs.compaction import (
 )
 from moldau.logs.leader_epochs import LeaderEpochCache
 from moldau.logs.producer_state import PRODUCER_EXPIRATION_MS_DEFAULT, ProducerStateManager
-from moldau.logs.store import EMPTY_SLICES, Log, LogName, LogStore, RecordSlices, TimestampAndOffset
+from moldau.logs.store import (
+    BATCHES_SKIPPED_MAX,
+    EMPTY_SLICES,
+    BatchTime,
+    Log,
+    LogName,
+    LogStore,
+    RecordSlices,
+    TimestampAndOffset,
+)
 from moldau.logs.timestamp_lookup import first_record_at_or_after, max_timestamp_record
 from moldau.logs.transaction_index import AbortedTransaction, TransactionIndex
-from moldau.records.batch import HEADER_SIZE, Batch
+from moldau.records.batch import HEADER_SIZE, Batch, is_data
 from moldau.settings.topic import TopicSettings
 
 _BATCHES_PER_YIELD = 16
@@ -124,6 +134,16 @@ class MemoryLog(Log):
                 if found is not None and (latest is None or found.timestamp_ms > latest.timestamp_ms):
                     latest = found
         return latest
+
+    async def find_batch_time(self, offset: int, below: int) -> BatchTime | None:
+        first = bisect_left(self._last_offsets, offset)
+        for skipped, data in enumerate(islice(self._batches, first, None), 1):
+            batch = Batch(data)
+            if batch.base_offset >= below:
+                break
+            if skipped > BATCHES_SKIPPED_MAX or is_data(batch.attributes, batch.count):
+                return BatchTime(max(offset, batch.base_offset), batch.max_timestamp, batch.is_log_append_time)
+        return None
 
     async def truncate_to(self, offset: int) -> None:
         if offset >= self.end_offset:

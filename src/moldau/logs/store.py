@@ -64,6 +64,9 @@ class RecordSlices(NamedTuple):
         return b"".join(part.read() if isinstance(part, FileSlice) else part for part in self.parts)
 
 
+BATCHES_SKIPPED_MAX = 1_000
+"""How many batches without records of clients `Log.find_batch_time` skips."""
+
 EMPTY_SLICES = RecordSlices((), 0)
 
 
@@ -71,6 +74,17 @@ class TimestampAndOffset(NamedTuple):
     timestamp_ms: int
     offset: int
     leader_epoch: int
+
+
+class BatchTime(NamedTuple):
+    """The time of a batch according to its header."""
+
+    offset: int
+    """The offset from which the batch was found, or its first offset if that is later."""
+    timestamp_ms: int
+    """The largest timestamp of the batch; NO_TIMESTAMP if its records have none."""
+    is_append_time: bool
+    """Whether the topic uses LogAppendTime. Otherwise the producer has set the timestamp."""
 
 
 class Log(ABC):
@@ -155,6 +169,14 @@ class Log(ABC):
     @abstractmethod
     async def max_timestamp(self, below: int) -> TimestampAndOffset | None:
         """Returns the first record with the largest timestamp among the offsets less than `below`, or None."""
+
+    @abstractmethod
+    async def find_batch_time(self, offset: int, below: int) -> BatchTime | None:
+        """Returns the time of the first batch with records of clients that ends at or after `offset` and starts before
+        `below`; None if there is none. Reads only headers.
+
+        If very many batches without such records come first, returns the time of the last one that was read.
+        """
 
     @abstractmethod
     async def truncate_to(self, offset: int) -> None:

@@ -14,6 +14,7 @@ from moldau.errors import (
     UnknownLeaderEpochError,
 )
 from moldau.metadata.image import BrokerRegistration, PartitionRegistration
+from moldau.partitions.append_times import NOTE_INTERVAL_MS, AppendTimes
 from moldau.partitions.follower_progress import UNKNOWN, FollowerProgress
 
 NO_EPOCH = -1
@@ -83,6 +84,10 @@ class PartitionLeaderState:
     """How often the high watermark has advanced in this leader epoch."""
     followers: dict[int, FollowerProgress] = field(init=False)
     """Followers that have fetched in this epoch, or were in the ISR at the start of the epoch."""
+    append_times: AppendTimes | None = None
+    """Times of appends since this broker became the leader; None before the first append."""
+    next_note_ms: int = 0
+    """The monotonic time from which the next append is noted in `append_times`."""
 
     def __post_init__(self, now_ms: int) -> None:
         self.end_offset = self.epoch_start
@@ -117,6 +122,13 @@ class PartitionLeaderState:
         for follower in self.followers.values():
             follower.on_append(self.end_offset, now_ms)
         self.end_offset = end_offset
+
+    def note_append(self, offset: int, now_ms: int, wall_ms: int) -> None:
+        """Notes when the record at `offset` was appended. Called if `next_note_ms` has passed."""
+        self.next_note_ms = now_ms + NOTE_INTERVAL_MS
+        if self.append_times is None:
+            self.append_times = AppendTimes()
+        self.append_times.note(offset, wall_ms)
 
     def on_durable(self, offset: int) -> bool:
         """Sets the durable offset of the leader's log. Returns whether the high watermark advanced."""

@@ -22,6 +22,7 @@ from moldau.logs.transaction_index import AbortedTransaction
 from moldau.metadata.image import NO_LEADER, BrokerRegistration, PartitionRegistration
 from moldau.metrics.component_metrics import IsrMetrics
 from moldau.observe.logging import get_logger
+from moldau.partitions.append_times import NOTE_INTERVAL_MS
 from moldau.partitions.delayed_operations import DelayedOperations
 from moldau.partitions.follower_replica import FollowerReplica
 from moldau.partitions.follower_state import PartitionFollowerState
@@ -85,6 +86,17 @@ class LogReadInfo(NamedTuple):
     """The replica that the consumer should fetch from instead, or -1. If it is set, `records` is empty."""
     aborted_transactions: Sequence[AbortedTransaction] | None = None
     """The aborted transactions with records in `records`; None unless only committed records were requested."""
+
+
+class UnreadRecord(NamedTuple):
+    """The first record that a consumer has not read."""
+
+    offset: int
+    time_ms: int
+    """When the record was appended; NO_TIMESTAMP if that is unknown."""
+    is_append_time: bool
+    """Whether `time_ms` is right to within a second. If not, it is the timestamp that the producer set, limited to the
+    time in which the leader may have appended the record."""
 
 
 class Partition:
@@ -157,10 +169,14 @@ class Partition:
             self._isr_metrics.record(previous_role.image.isr, image.isr)
         high_watermark, end_offset = self.high_watermark, self.log.end_offset
         self.log.epochs.assign(image.leader_epoch, end_offset)
+        previous = self.leader.state
         self.follower.state = None
         self.leader.state = PartitionLeaderState(
             self._replica_id, image, brokers, min_isr, high_watermark, end_offset, self._clock.monotonic_ms()
         )
+        if previous is not None and previous.leader_epoch + 1 == image.leader_epoch:
+            # No other broker has led the partition in between, so it has the same records.
+            self.leader.state.append_times = previous.append_times
         log.debug(
             "became leader",
             partition=str(self.name),
@@ -335,7 +351,10 @@ class Partition:
             except StorageError as error:
                 log_.producers.note_rejected(first, error)
                 raise
-            leader.on_append(offset, self._clock.monotonic_ms())
+            now_ms = self._clock.monotonic_ms()
+            leader.on_append(offset, now_ms)
+            if now_ms >= leader.next_note_ms:
+                leader.note_append(base_offset, now_ms, self._clock.wall_ms())
         self.delayed.append_listeners.notify()
         if log_.settings.write_caching:
             self.leader.on_flushed(log_.end_offset)
@@ -567,6 +586,24 @@ class Partition:
         self, timestamp_ms: int, *, committed_only: bool = False
     ) -> TimestampAndOffset | None:
         return await self.log.offset_for_timestamp(timestamp_ms, self.visible_end(committed_only=committed_only))
+
+    async def find_unread_record(self, offset: int) -> UnreadRecord | None:
+        """Returns the first record of a client from `offset` on and below the high watermark; None if there is none.
+
+        Raises errors as `require_leader`.
+        """
+        leader = self.require_leader()
+        found = await self.guarded_log.guard(self.log.find_batch_time(offset, leader.high_watermark))
+        if found is None:
+            return None
+        if found.is_append_time or leader.append_times is None:
+            return UnreadRecord(found.offset, found.timestamp_ms, is_append_time=found.is_append_time)
+        noted = leader.append_times.find(found.offset, self._clock.wall_ms())
+        if not noted.earliest_ms and found.timestamp_ms == NO_TIMESTAMP:
+            return UnreadRecord(found.offset, NO_TIMESTAMP, is_append_time=False)
+        time_ms = min(max(found.timestamp_ms, noted.earliest_ms), noted.latest_ms)
+        is_exact = noted.latest_ms - noted.earliest_ms <= NOTE_INTERVAL_MS
+        return UnreadRecord(found.offset, time_ms, is_append_time=is_exact)
 
     async def max_timestamp(self, *, committed_only: bool = False) -> TimestampAndOffset | None:
         """Returns the record with the largest timestamp. As in Kafka, there is no result with `committed_only` if this

@@ -58,6 +58,11 @@ def is_transactional(data: Buffer) -> bool:
     )
 
 
+def is_data(attributes: int, count: int) -> bool:
+    """Returns whether a batch with these header fields has records of clients."""
+    return count > 0 and not attributes & CONTROL_MASK
+
+
 @dataclass(slots=True, init=False, eq=False, repr=False)
 class Batch:
     """The bytes of a batch and the fields of its header. `base_offset` and `leader_epoch` may be assigned."""

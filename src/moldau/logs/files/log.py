@@ -22,17 +22,26 @@ from moldau.logs.files.recovery import (
     write_snapshot,
 )
 from moldau.logs.files.retention import apply_retention, delete_segments_below
-from moldau.logs.files.scan import read_batch
+from moldau.logs.files.scan import read_batch, scan_headers
 from moldau.logs.files.segment import LogSegment
 from moldau.logs.files.segments import LogSegments, RollPolicy
 from moldau.logs.leader_epochs import LeaderEpochCache
 from moldau.logs.producer_state import ProducerStateManager
-from moldau.logs.store import EMPTY_SLICES, TRANSIENT_ERRNOS, Log, LogName, RecordSlices, TimestampAndOffset
+from moldau.logs.store import (
+    BATCHES_SKIPPED_MAX,
+    EMPTY_SLICES,
+    TRANSIENT_ERRNOS,
+    BatchTime,
+    Log,
+    LogName,
+    RecordSlices,
+    TimestampAndOffset,
+)
 from moldau.logs.timestamp_lookup import first_record_at_or_after, max_timestamp_record
 from moldau.logs.transaction_index import AbortedTransaction
 from moldau.observe.logging import get_logger
 from moldau.platform.disk import Buffer, Disk
-from moldau.records.batch import Batch
+from moldau.records.batch import TIMESTAMP_TYPE_MASK, Batch, is_data
 from moldau.settings.topic import TopicSettings
 
 log = get_logger(__name__)
@@ -383,6 +392,26 @@ class FileLog(Log):
         except (CorruptRecordError, OSError) as error:
             raise self.health.on_read_error(error) from error
         return latest
+
+    async def find_batch_time(self, offset: int, below: int) -> BatchTime | None:
+        skipped = 0
+        try:
+            for segment in self.segments.in_range(offset, below):
+                for header in scan_headers(segment.file, segment.position_of(offset), segment.size):
+                    if header.base_offset >= below:
+                        return None
+                    skipped += 1
+                    if skipped > BATCHES_SKIPPED_MAX or is_data(header.attributes, header.count):
+                        return BatchTime(
+                            max(offset, header.base_offset),
+                            header.max_timestamp,
+                            bool(header.attributes & TIMESTAMP_TYPE_MASK),
+                        )
+                self.segments.cache_indexes(segment)
+                await asyncio.sleep(0)
+        except (CorruptRecordError, OSError) as error:
+            raise self.health.on_read_error(error) from error
+        return None
 
     # Truncation
 
