@@ -5,7 +5,7 @@ A method returns its response when the records on which the response depends are
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -34,6 +34,7 @@ from moldau.groups.requests import (
     CommitRequest,
     EmptyResponse,
     GroupDescription,
+    GroupSnapshot,
     JoinRequest,
     JoinResponse,
     LeaveResult,
@@ -99,6 +100,8 @@ class GroupCoordinator:
             load_buffer_size=settings.static.offsets_load_buffer_size,
         )
         self._cleanup_timer: asyncio.TimerHandle | None = None
+        self.on_loaded: Callable[[], None] | None = None
+        """Called when this node has become the coordinator of groups and has loaded them."""
 
     def _create_shard(self, partition: Partition, previous: GroupShard | None) -> GroupShard:
         return GroupShard(
@@ -107,7 +110,12 @@ class GroupCoordinator:
             commit_timeout_ms=self._settings.static.offsets_commit_timeout_ms,
             existing_topics=lambda: self._shards.image.topics,
             deleted_topics=None if previous is None else previous.deleted_topics,
+            on_loaded=self._on_shard_loaded,
         )
+
+    def _on_shard_loaded(self) -> None:
+        if self.on_loaded is not None:
+            self.on_loaded()
 
     def publish(self, delta: MetadataDelta, image: MetadataImage) -> None:
         """Loads the shards of partitions that this node leads now, and unloads all other shards."""
@@ -299,6 +307,37 @@ class GroupCoordinator:
         return await _submit(
             self._shard(group_id), GroupDescription, lambda shard, now, id_: shard.groups.describe(group_id, id_)
         )
+
+    def group_ids(self) -> list[str]:
+        """Returns the ids of all groups that this node coordinates, without those that are loading."""
+        return [group_id for shard in self._readable_shards() for group_id in shard.groups.groups]
+
+    def coordinates(self, group_id: str) -> bool:
+        """Returns whether this node coordinates the group and has loaded it."""
+        try:
+            driver = self._shard(group_id).driver
+        except NotCoordinatorError:
+            return False
+        return driver.is_active and driver.partition.has_lease
+
+    def read_group(self, group_id: str) -> GroupSnapshot | None:
+        """Returns what this node knows of a group now; None if it does not coordinate it or the group does not exist.
+
+        Unlike a request, this does not wait until the latest changes are committed.
+        """
+        if not self.coordinates(group_id):
+            return None
+        shard = self._shard(group_id).driver.shard
+        group = None if shard is None else shard.groups.groups.get(group_id)
+        if shard is None or group is None:
+            return None
+        members = tuple((each.client_id, each.client_host) for each in group.metadata.members)
+        return GroupSnapshot(group.metadata.state, members, tuple(shard.offsets.offsets_of_group(group_id)))
+
+    def _readable_shards(self) -> Iterator[GroupCoordinatorShard]:
+        for each in self._shards.shards:
+            if each.driver.shard is not None and each.driver.partition.has_lease:
+                yield each.driver.shard
 
     async def delete_group(self, group_id: str) -> None:
         await _submit(self._shard(group_id), EmptyResponse, lambda shard, now, id_: shard.delete_group(group_id, id_))

@@ -23,8 +23,10 @@ class GroupShard:
         commit_timeout_ms: int,
         existing_topics: Callable[[], Mapping[str, TopicImage]],
         deleted_topics: Mapping[TopicKey, int] | None = None,
+        on_loaded: Callable[[], None] | None = None,
     ) -> None:
-        """`deleted_topics` are those that the shard of an earlier leader epoch has not handled."""
+        """`deleted_topics` are those that the shard of an earlier leader epoch has not handled. `on_loaded` is called
+        when the shard serves requests."""
         self.driver: ShardDriver[GroupCoordinatorShard, GroupRecord] = ShardDriver(
             partition,
             formats,
@@ -37,6 +39,7 @@ class GroupShard:
         self.deleted_topics: dict[TopicKey, int] = dict(deleted_topics or {})
         """Deleted topics that may still have offsets in this shard, with their deletion times in ms."""
         self._existing_topics = existing_topics
+        self._on_loaded = on_loaded
         self._clock = clock
 
     def _on_activated(self) -> None:
@@ -44,6 +47,8 @@ class GroupShard:
         # The metadata image of this node is at least as new as the image of any earlier leader of the partition while
         # it led. A topic that has offsets here but is missing in the image was therefore deleted.
         self._delete_offsets_of_missing_topics(self._existing_topics())
+        if self._on_loaded is not None:
+            self._on_loaded()
 
     def on_topics_deleted(self, topics: Iterable[TopicKey]) -> None:
         """Deletes the offsets of deleted topics now, or after loading if the shard is still loading."""

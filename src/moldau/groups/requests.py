@@ -219,6 +219,15 @@ class GroupDescription(NamedTuple):
     """The subscriptions are empty unless the group is Stable, as in Kafka."""
 
 
+class GroupSnapshot(NamedTuple):
+    """The state and the committed offsets of a group at one time."""
+
+    state: GroupState
+    members: tuple[tuple[str, str], ...]
+    """Client id and client host of each member."""
+    offsets: tuple[tuple[TopicPartition, CommittedOffset], ...]
+
+
 class ListedGroup(NamedTuple):
     group_id: str
     protocol_type: str

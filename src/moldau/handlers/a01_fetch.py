@@ -13,6 +13,7 @@ address.
 """
 
 from collections.abc import Iterable
+from functools import partial
 from uuid import UUID
 
 from moldau.error_codes import error_code
@@ -25,6 +26,7 @@ from moldau.errors import (
     UnknownLeaderEpochError,
     UnknownTopicOrPartitionError,
 )
+from moldau.lag.isolation_levels import ClientIdentity
 from moldau.logs.store import EMPTY_SLICES
 from moldau.partitions.partition import DivergingEpochError, LogReadInfo, OutOfLogRangeError, Partition
 from moldau.server.api import Broker, RequestContext, handles
@@ -74,6 +76,8 @@ async def fetch(request: FetchRequest, session: RequestContext, broker: Broker) 
         fetch_session, requested = _resolve_session(request, session, broker, params)
     except MoldauError as error:
         return {"error_code": error_code(error)}
+    if session.connection.isolation_level != request.isolation_level and not params.is_replica:
+        _note_isolation_level(request.isolation_level, session, broker)
     watcher = PartitionWatcher() if fetch_session is None else fetch_session.watcher
     is_read_committed = request.isolation_level == READ_COMMITTED
     bytes_max = request.max_bytes
@@ -139,6 +143,15 @@ def _count(broker: Broker, partition: FetchPartition, result: FetchResult, param
 
 
 # Sessions
+
+
+def _note_isolation_level(level: int, session: RequestContext, broker: Broker) -> None:
+    connection = session.connection
+    if connection.isolation_level is None:
+        connection.close_callbacks.add(partial(broker.isolation_levels.forget, connection.number))
+    connection.isolation_level = level
+    client = ClientIdentity(session.client_id or "", session.client_host)
+    broker.isolation_levels.note(connection.number, client, is_read_committed=level == READ_COMMITTED)
 
 
 def _resolve_session(

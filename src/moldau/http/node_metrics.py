@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from moldau import __version__
 from moldau.broker_lifecycle.state import BrokerState
 from moldau.http.cluster_metrics import cluster_families, controller_families, quorum_families
+from moldau.http.lag_metrics import lag_families
 from moldau.http.partition_metrics import PartitionTotals, partition_families, partition_slices
 from moldau.http.system_metrics import disk_families, network_families, process_families
 from moldau.metrics.exposition import (
@@ -68,6 +69,7 @@ def node_families(broker: Broker) -> Iterator[MetricFamily | None]:
     yield from network_families(broker.listeners)
     yield from disk_families(broker)
     yield from process_families(broker)
+    yield from lag_families(broker.lag_sampler)
 
 
 def _roll_windows(broker: Broker) -> None:

@@ -13,6 +13,8 @@ from moldau.controller.quorum_controller import QuorumController
 from moldau.groups.coordinator import GroupCoordinator
 from moldau.groups.offsets_topic import OFFSETS_TOPIC
 from moldau.handlers import REGISTRY
+from moldau.lag.isolation_levels import ConsumerIsolationLevels
+from moldau.lag.sampler import LagSampler
 from moldau.logs.store import LogStore
 from moldau.metadata.image import Endpoint
 from moldau.metadata.loader import MetadataLoader
@@ -113,6 +115,7 @@ class Node:
             self._transactions,
             self._transaction_verifier,
             self._auto_topic_creation,
+            self._lag_sampler,
         )
         http_errors = 0 if self._http is None else self._http.unexpected_errors
         return sum(each.unexpected_errors for each in counters) + http_errors
@@ -311,6 +314,12 @@ class Node:
         availability = BrokerAvailability(metadata, clock, probe=handshake)
         self._exit_stack.push_async_callback(availability.close)
         peers.on_disconnect = availability.on_disconnect
+        isolation_levels = ConsumerIsolationLevels()
+        lag_sampler = self._lag_sampler = LagSampler(
+            node_id, groups, replica_manager, metadata, peers, isolation_levels, settings, clock
+        )
+        groups.on_loaded = lag_sampler.on_groups_loaded
+        self._exit_stack.push_async_callback(lag_sampler.close)
         self._broker = Broker(
             broker_id=node_id,
             platform=platform,
@@ -335,6 +344,8 @@ class Node:
             peers=peers,
             replication=self._replication,
             availability=availability,
+            lag_sampler=lag_sampler,
+            isolation_levels=isolation_levels,
             ready=asyncio.Event(),
             listeners=self._listeners,
         )

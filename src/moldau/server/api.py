@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from moldau.error_codes import error_code, error_message
 from moldau.errors import MoldauError
+from moldau.lag.isolation_levels import ConsumerIsolationLevels
 from moldau.logs.store import LogName
 from moldau.metrics.request_metrics import RequestMetrics
 from moldau.metrics.topic_metrics import BrokerTopicMetrics
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from moldau.controller.channel import NodeToControllerChannel
     from moldau.controller.quorum_controller import QuorumController
     from moldau.groups.coordinator import GroupCoordinator
+    from moldau.lag.sampler import LagSampler
     from moldau.metadata.loader import MetadataLoader
     from moldau.network.socket_server import SocketServer
     from moldau.partitions.replica_manager import ReplicaManager
@@ -71,12 +73,14 @@ class Broker:
     replication: "ReplicaFetcherManager"
     availability: "BrokerAvailability"
     """Other brokers that are suspected to be dead or were fenced a moment ago."""
+    lag_sampler: "LagSampler"
     ready: asyncio.Event
     """Set once the cluster has accepted this node. Until then, client requests are parked."""
     listeners: "Sequence[SocketServer]" = ()
     cpu_budget: CpuBudget = field(default_factory=CpuBudget)
     """Limits CPU-heavy work that would block the event loop."""
     metadata_cache: MetadataResponseCache = field(default_factory=MetadataResponseCache)
+    isolation_levels: ConsumerIsolationLevels = field(default_factory=ConsumerIsolationLevels)
     topic_metrics: BrokerTopicMetrics = field(default_factory=BrokerTopicMetrics)
     request_metrics: RequestMetrics = field(default_factory=RequestMetrics)
     loop_cpu: WindowedRate = field(default_factory=WindowedRate)
@@ -102,6 +106,8 @@ class ClientConnection:
     """The fetch sessions that were created on this connection. They end with the connection."""
     close_callbacks: CallbackList = field(default_factory=CallbackList)
     """Callbacks that are called when the connection closes."""
+    isolation_level: int | None = None
+    """The isolation level of the consumer's latest Fetch; None before the first one."""
     broker_incarnation: tuple[int, int] | None = None
     """The id and epoch of the broker that sends heartbeats on this connection; None if there is no such broker."""
 

@@ -26,6 +26,7 @@ SECTION_STARTS = {
     "transaction.max.timeout.ms": "Transactions",
     "producer.id.expiration.ms": "Log maintenance",
     "http.port": "HTTP",
+    "lag.sample.interval.ms": "Observation",
     "log.format": "Process",
 }
 """Maps the first setting of each section to the section's title in the documentation, in declaration order."""
@@ -367,6 +368,19 @@ class BrokerSettings:
     )
     http_kraft_open: bool = setting(
         False, "Accept HTTP requests to /kraft without a secret. For tests only: they can depose the quorum leader."
+    )
+    lag_sample_interval_ms: int = setting(
+        10_000,
+        "How often a coordinator samples the lag of its groups, while metrics or lag are read. Rates and states of "
+        "groups come from the last ten samples.",
+        limits=(100, INT_MAX),
+        dynamic=True,
+    )
+    metrics_topic_enable: bool = setting(
+        False,
+        "Write the lag of groups and the sizes of partitions to the topic moldau.metrics, once per "
+        "lag.sample.interval.ms. The topic is created if needed.",
+        dynamic=True,
     )
     log_format: str = setting(
         "text", "Format of log lines: `text` for people, `json` for machines.", choices=("text", "json")

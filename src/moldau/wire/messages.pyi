@@ -1764,3 +1764,42 @@ class DescribeReplicaProgressResponsePartition(TypedDict):
 class DescribeReplicaProgressResponseReplicaProgress(TypedDict):
     broker_id: int
     log_end_offset: int
+
+class DescribePartitionLagRequest:
+    topics: list[DescribePartitionLagRequestTopic]
+
+class DescribePartitionLagRequestTopic:
+    name: str
+    partitions: list[DescribePartitionLagRequestPartition]
+
+class DescribePartitionLagRequestPartition:
+    partition_index: int
+    committed_offsets: list[int]
+
+class DescribePartitionLagResponse(TypedDict):
+    now_ms: int
+    read_committed_clients: NotRequired[Sequence[DescribePartitionLagResponseReadCommittedClient]]
+    topics: Sequence[DescribePartitionLagResponseTopic]
+
+class DescribePartitionLagResponseReadCommittedClient(TypedDict):
+    client_id: str
+    client_host: str
+
+class DescribePartitionLagResponseTopic(TypedDict):
+    name: str
+    partitions: Sequence[DescribePartitionLagResponsePartition]
+
+class DescribePartitionLagResponsePartition(TypedDict):
+    partition_index: int
+    error_code: NotRequired[int]
+    error_message: NotRequired[str | None]
+    high_watermark: NotRequired[int]
+    last_stable_offset: NotRequired[int]
+    log_start_offset: NotRequired[int]
+    unread_records: NotRequired[Sequence[DescribePartitionLagResponseUnreadRecord]]
+
+class DescribePartitionLagResponseUnreadRecord(TypedDict):
+    committed_offset: int
+    offset: int
+    time_ms: NotRequired[int]
+    is_append_time: NotRequired[bool]

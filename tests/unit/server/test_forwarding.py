@@ -141,6 +141,7 @@ class TwoNodes:
                 number, controller, quorum, peers, metadata, cast(Any, self.platform.clock)
             ),
             auto_topic_creation=cast(Any, None),
+            lag_sampler=cast(Any, None),
             peers=peers,
             lifecycle=cast(Any, None),
             replication=cast(Any, None),

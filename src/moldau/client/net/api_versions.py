@@ -85,6 +85,8 @@ SUPPORTED_VERSIONS: Mapping[ApiKey, VersionRange] = {
     ApiKey.INIT_TXN_GROUP_MEMBER: VersionRange(0, 0),
     ApiKey.END_TXN_GROUP: VersionRange(0, 0),
     ApiKey.DESCRIBE_REPLICA_PROGRESS: VersionRange(0, 0),
+    ApiKey.DESCRIBE_PARTITION_LAG: VersionRange(0, 0),
+    ApiKey.DESCRIBE_GROUP_LAG: VersionRange(0, 0),
 }
 
 
