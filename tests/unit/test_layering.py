@@ -21,7 +21,7 @@ LAYERS = [
     ["moldau.wire", "moldau.error_codes", "moldau.error_statuses", "moldau.metadata.image"],
     ["moldau.settings", "moldau.metrics"],
     ["moldau.records"],
-    ["moldau.logs"],
+    ["moldau.logs", "moldau.lag.state"],
     ["moldau.client", "moldau.columnar"],
     ["moldau.spark"],
     ["moldau.pipelines"],

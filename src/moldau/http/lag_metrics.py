@@ -5,7 +5,7 @@ Names are those of kafka_exporter, and for seconds those of kafka-lag-exporter, 
 
 from collections.abc import Callable, Iterator
 
-from moldau.lag.sampler import GroupLag, LagSampler
+from moldau.lag.sampler import GroupLagSample, LagSampler
 from moldau.lag.state import LagState, PartitionLag
 from moldau.metrics.exposition import MetricFamily, Sample, format_labels, gauge
 
@@ -87,7 +87,7 @@ def _lag_s(lag: PartitionLag) -> float | None:
     return None if lag.lag_ms is None else lag.lag_ms / 1000
 
 
-def _partitions(group: GroupLag) -> Iterator[tuple[str, int, PartitionLag]]:
+def _partitions(group: GroupLagSample) -> Iterator[tuple[str, int, PartitionLag]]:
     for (topic, partition), tracker in group.partitions.items():
         if tracker.lag is not None:
             yield topic, partition, tracker.lag

@@ -50,7 +50,7 @@ Queries = dict[TopicPartition, dict[int, None]]
 """The committed offsets of each partition, without duplicates."""
 
 
-class GroupLag(NamedTuple):
+class GroupLagSample(NamedTuple):
     """The latest sample of a group."""
 
     state: GroupState
@@ -98,7 +98,7 @@ class LagSampler:
         self._isolation_levels = isolation_levels
         self._settings = settings
         self._clock = clock
-        self._samples: dict[str, GroupLag] = {}
+        self._samples: dict[str, GroupLagSample] = {}
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
         self._requested_ms = 0
@@ -133,12 +133,12 @@ class LagSampler:
         self._wake.set()
         await asyncio.shield(waiter)
 
-    def read(self, group_id: str) -> GroupLag | None:
+    def read(self, group_id: str) -> GroupLagSample | None:
         """Returns the latest sample of a group; None if there is none or this node does not coordinate the group."""
         sample = self._samples.get(group_id)
         return sample if sample is not None and self._groups.coordinates(group_id) else None
 
-    def read_all(self) -> Iterator[tuple[str, GroupLag]]:
+    def read_all(self) -> Iterator[tuple[str, GroupLagSample]]:
         """Yields the latest sample of each group that this node still coordinates."""
         for group_id, sample in list(self._samples.items()):
             if self._groups.coordinates(group_id):
@@ -216,7 +216,7 @@ class LagSampler:
         found: dict[TopicPartition, _Found] = {}
         for each in await asyncio.gather(*(self._query(leader, queries[leader]) for leader in sorted(queries))):
             found.update(each)
-        samples: dict[str, GroupLag] = {}
+        samples: dict[str, GroupLagSample] = {}
         is_complete = True
         for reading in readings:
             partitions = {}
@@ -231,7 +231,7 @@ class LagSampler:
                 if sampled_ms is not None and reading.now_ms - sampled_ms <= STALE_SAMPLES_MAX * self.interval_ms:
                     partitions[partition] = tracker
                 await time_slice.yield_if_used()
-            samples[reading.group_id] = GroupLag(reading.state, len(reading.members), partitions)
+            samples[reading.group_id] = GroupLagSample(reading.state, len(reading.members), partitions)
         self._samples = samples
         return is_complete
 

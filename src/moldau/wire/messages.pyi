@@ -1803,3 +1803,40 @@ class DescribePartitionLagResponseUnreadRecord(TypedDict):
     offset: int
     time_ms: NotRequired[int]
     is_append_time: NotRequired[bool]
+
+class DescribeGroupLagRequest:
+    group_ids: list[str]
+
+class DescribeGroupLagResponse(TypedDict):
+    error_code: NotRequired[int]
+    error_message: NotRequired[str | None]
+    interval_ms: NotRequired[int]
+    groups: NotRequired[Sequence[DescribeGroupLagResponseGroupLagSample]]
+
+class DescribeGroupLagResponseGroupLagSample(TypedDict):
+    group_id: str
+    error_code: NotRequired[int]
+    error_message: NotRequired[str | None]
+    group_state: NotRequired[str]
+    member_count: NotRequired[int]
+    partitions: NotRequired[Sequence[DescribeGroupLagResponsePartitionLagSample]]
+
+class DescribeGroupLagResponsePartitionLagSample(TypedDict):
+    topic: str
+    partition_index: int
+    sampled_ms: int
+    state: str
+    committed_offset: int
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    is_read_committed: bool
+    lag_records: int
+    lag_ms: NotRequired[int]
+    is_append_time: NotRequired[bool]
+    commit_rate: NotRequired[float]
+    produce_rate: NotRequired[float]
+    commit_timestamp_ms: NotRequired[int]
+    member_id: NotRequired[str | None]
+    client_id: NotRequired[str | None]
+    client_host: NotRequired[str | None]

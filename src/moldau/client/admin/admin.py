@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 from uuid import UUID
 
+from moldau.client.admin.group_lag import GroupLagSample, request_group_lags
 from moldau.client.admin.open_transactions import find_open_transactions
 from moldau.client.admin.requester import (
     AdminRequester,
@@ -499,6 +500,29 @@ class Admin:
 
     async def describe_group(self, group: str) -> GroupDescription:
         return single_result(await self.describe_groups([group]))
+
+    async def describe_group_lags(self, groups: Iterable[str]) -> Results[str, GroupLagSample]:
+        """Returns the lag of groups as their coordinators have sampled it: records, seconds, rates and states.
+
+        A group that nobody has looked at before has no rates yet. Only brokers of Moldau have samples: with others the
+        error is UnsupportedVersionError.
+        """
+
+        async def request(node: int | None, remaining: list[str], retry: Retry) -> Results[str, GroupLagSample]:
+            return await request_group_lags(self, node, remaining)
+
+        return await self._requester.for_each_on_coordinator(groups, request)
+
+    async def list_group_lags(self) -> list[GroupLagSample]:
+        """Returns the lag of all groups; see `describe_group_lags`."""
+
+        async def request(node: int) -> list[GroupLagSample]:
+            results = await request_group_lags(self, node, ())
+            # A group whose coordinator has changed meanwhile is in the response of another broker.
+            return [each for each in results.values() if not isinstance(each, KafkaError)]
+
+        listed = await self._requester.on_all_brokers(request)
+        return sorted({each.group: each for each in listed}.values(), key=lambda each: each.group)
 
     async def delete_groups(self, groups: Iterable[str]) -> Results[str, None]:
         async def request(node: int | None, remaining: list[str], retry: Retry) -> Results[str, None]:
