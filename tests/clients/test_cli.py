@@ -168,7 +168,9 @@ def test_a_key_separator_may_be_any_bytes(moldau: Moldau, topic: str) -> None:
 
 def test_a_topic_that_does_not_exist_is_not_waited_for_without_a_group(moldau: Moldau) -> None:
     for arguments in (["nosuch"], ["nosuch", "--exit", "--group", "g"]):
-        assert "Topic nosuch does not exist. Run `moldau topic list`" in moldau("consume", *arguments, fails=True).stderr
+        assert (
+            "Topic nosuch does not exist. Run `moldau topic list`" in moldau("consume", *arguments, fails=True).stderr
+        )
     assert "'no such'" in moldau("consume", "no such", "--group", "g", fails=True).stderr
 
 
