@@ -187,6 +187,9 @@ class LeaderState:
 
     def replica_of(self, voter: VoterNode) -> ReplicaState | None:
         """Returns the replica of a voter; if the voter's directory is unknown, the node's replica that fetched last."""
+        if voter.directory_id is not None:
+            # Every fetch of the metadata log gets here, so do not search through the replicas of all nodes.
+            return self.replicas.get(voter.key)
         matching = [replica for replica in self.replicas.values() if _matches_voter(replica.key, voter)]
         return max(matching, key=lambda replica: replica.last_fetch_ms, default=None)
 
