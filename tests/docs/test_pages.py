@@ -159,10 +159,22 @@ def test_pages_are_wrapped_at_100_columns() -> None:
             assert len(line) <= 100 or line.startswith("|"), f"{page.relative_to(PROJECT)}: {line[:60]}"
 
 
-def test_files_named_in_the_architecture_exist() -> None:
-    text = (PROJECT / "docs" / "architecture.md").read_text()
-    named = re.findall(r"`((?:[a-z_]+/)+(?:[a-z0-9_]+\.py)?)`", text)
+@pytest.mark.parametrize("page", ["docs/architecture.md", "docs/seeds.md"])
+def test_files_named_on_a_page_exist(page: str) -> None:
+    text = (PROJECT / page).read_text()
+    named = re.findall(r"`((?:[a-z_]+/)+(?:[A-Za-z0-9_.-]+\.[a-z]+)?)`", text)
     assert len(named) > 50
     for path in named:
         roots = (PROJECT / "src" / "moldau", PROJECT)
-        assert any((root / path).exists() for root in roots), f"docs/architecture.md names {path}"
+        assert any((root / path).exists() for root in roots), f"{page} names {path}"
+
+
+def test_each_feature_of_the_sources_has_a_place_or_a_reason() -> None:
+    rows = re.findall(r"^\| (.+?) \| (.+) \|$", (PROJECT / "docs" / "seeds.md").read_text(), flags=re.M)
+    features = [(feature, where) for feature, where in rows if feature != "feature"]
+    assert len(features) > 100
+    for feature, where in features:
+        if where.startswith("**not built**"):
+            assert re.search(r"\*\*not built\*\*( yet)?: .{20}", where), f"no reason: {feature}"
+        else:
+            assert "`" in where, f"no place: {feature}"
