@@ -322,10 +322,11 @@ class RaftClient:
         """The epoch of the latest leader that this node knows; 0 if it never knew one."""
         return self.epoch if self.leader_id != raft.NO_LEADER else max(0, self._state.log.log_end.epoch)
 
-    def read_base_snapshot(self) -> SnapshotContents | None:
-        """Returns the snapshot that ends where the log starts; None if the log starts at offset 0."""
+    async def read_base_snapshot(self) -> SnapshotContents | None:
+        """Returns the snapshot that ends where the log starts; None if the log starts at offset 0. Lets other tasks
+        run in between. Raises SnapshotNotFoundError if a newer snapshot has replaced it."""
         oldest = self._snapshots.oldest()
-        return None if oldest is None or not self.log_start_offset else self._snapshots.read(oldest)
+        return None if oldest is None or not self.log_start_offset else await self._snapshots.read_in_steps(oldest)
 
     async def committed_batches(self) -> AsyncIterator[CommittedBatch]:
         """Yields the committed batches from the start of the log on."""

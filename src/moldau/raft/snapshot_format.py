@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from moldau.errors import CorruptRecordError, MoldauError
 from moldau.raft.messages import NO_LEADER, SnapshotId, VoterEndpoint, VoterNode
 from moldau.records import control_records as control
-from moldau.records.batch import split
+from moldau.records.batch import Batch, split
 from moldau.records.batch_builder import build_batch
 from moldau.records.record import Record, iterate_records
 
@@ -44,10 +44,18 @@ def encode_snapshot(contents: SnapshotContents) -> Iterator[bytes]:
 
 def decode_snapshot(snapshot: SnapshotId, data: bytes) -> SnapshotContents:
     """Returns the contents of a snapshot. Raises CorruptRecordError if it is incomplete or damaged."""
+    decoder = SnapshotDecoder(snapshot)
+    for batch in split_snapshot(snapshot, data):
+        decoder.add(batch)
+    return decoder.contents()
+
+
+def split_snapshot(snapshot: SnapshotId, data: bytes) -> Iterator[Batch]:
+    """Yields the batches of a snapshot. Raises CorruptRecordError if one is damaged."""
     try:
-        return _decode(snapshot, data)
+        yield from split(data)
     except MoldauError as error:
-        raise CorruptRecordError(f"the snapshot {snapshot_name(snapshot)} is damaged: {error}") from error
+        raise _damaged(snapshot, error) from error
 
 
 def snapshot_name(snapshot: SnapshotId) -> str:
@@ -101,37 +109,55 @@ def control_record(message: control.ControlRecord, timestamp: int) -> Record:
     return Record(timestamp=timestamp, key=control.encode_key(message), value=control.encode_value(message))
 
 
-def _decode(snapshot: SnapshotId, data: bytes) -> SnapshotContents:
-    timestamp: int | None = None
-    voters: tuple[VoterNode, ...] = ()
-    leader_id, next_offset, has_ended = NO_LEADER, 0, False
-    values: list[bytes] = []
-    for batch in split(data):
+class SnapshotDecoder:
+    """Decodes a snapshot batch by batch. Methods raise CorruptRecordError."""
+
+    def __init__(self, snapshot: SnapshotId) -> None:
+        self._snapshot = snapshot
+        self._timestamp: int | None = None
+        self._voters: tuple[VoterNode, ...] = ()
+        self._leader_id, self._next_offset, self._has_ended = NO_LEADER, 0, False
+        self._values: list[bytes] = []
+
+    def add(self, batch: Batch) -> None:
+        try:
+            self._add(batch)
+        except MoldauError as error:
+            raise _damaged(self._snapshot, error) from error
+
+    def contents(self) -> SnapshotContents:
+        """Returns the contents after the last batch."""
+        if not self._has_ended or self._timestamp is None:
+            raise _damaged(self._snapshot, "there is no footer")
+        return SnapshotContents(self._snapshot, self._voters, tuple(self._values), self._timestamp, self._leader_id)
+
+    def _add(self, batch: Batch) -> None:
         if not batch.has_valid_checksum():
             raise CorruptRecordError(f"the checksum of {batch!r} is wrong")
-        if batch.base_offset != next_offset or batch.leader_epoch != snapshot.epoch:
+        if batch.base_offset != self._next_offset or batch.leader_epoch != self._snapshot.epoch:
             raise CorruptRecordError(f"{batch!r} has the wrong base offset or epoch")
-        next_offset = batch.next_offset
+        self._next_offset = batch.next_offset
         for record in iterate_records(batch):
-            if has_ended:
+            if self._has_ended:
                 raise CorruptRecordError("there are records after the footer")
             if not batch.is_control:
-                if record.value is None or timestamp is None:
+                if record.value is None or self._timestamp is None:
                     raise CorruptRecordError(f"record {record.offset} has no value, or comes before the header")
-                values.append(record.value)
+                self._values.append(record.value)
                 continue
             message = control.decode(record)
-            if isinstance(message, control.SnapshotHeader) != (timestamp is None):
+            if isinstance(message, control.SnapshotHeader) != (self._timestamp is None):
                 raise CorruptRecordError("there is not exactly one header, at the start")
             match message:
                 case control.SnapshotHeader():
-                    timestamp = message.last_contained_timestamp
+                    self._timestamp = message.last_contained_timestamp
                 case control.Voters():
-                    voters = voters_from_record(message)
+                    self._voters = voters_from_record(message)
                 case control.LeaderChange():
-                    leader_id = message.leader_id
+                    self._leader_id = message.leader_id
                 case control.SnapshotFooter():
-                    has_ended = True
-    if not has_ended or timestamp is None:
-        raise CorruptRecordError("there is no footer")
-    return SnapshotContents(snapshot, voters, tuple(values), timestamp, leader_id)
+                    self._has_ended = True
+
+
+def _damaged(snapshot: SnapshotId, reason: object) -> CorruptRecordError:
+    return CorruptRecordError(f"the snapshot {snapshot_name(snapshot)} is damaged: {reason}")

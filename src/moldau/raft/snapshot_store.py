@@ -16,12 +16,21 @@ from moldau.logs.store import Log
 from moldau.observe.logging import get_logger
 from moldau.platform.disk import Disk
 from moldau.raft.messages import SnapshotId
-from moldau.raft.snapshot_format import SnapshotContents, decode_snapshot, encode_snapshot, snapshot_name
+from moldau.raft.snapshot_format import (
+    SnapshotContents,
+    SnapshotDecoder,
+    decode_snapshot,
+    encode_snapshot,
+    snapshot_name,
+    split_snapshot,
+)
 
 log = get_logger("quorum.snapshots")
 
 SUFFIX = ".checkpoint"
 SNAPSHOTS_RETAINED = 2
+STEP_BYTES = 1024 * 1024
+"""How much of a snapshot is read before other tasks run."""
 
 _NAME = re.compile(r"([0-9]{20})-([0-9]{10})\.checkpoint")
 
@@ -49,6 +58,18 @@ class SnapshotStore(ABC):
         """Returns the contents of a snapshot. Raises SnapshotNotFoundError, CorruptRecordError or StorageError."""
         self._check_exists(snapshot)
         return decode_snapshot(snapshot, self._read_bytes(snapshot, 0, None).data)
+
+    async def read_in_steps(self, snapshot: SnapshotId) -> SnapshotContents:
+        """Reads like `read`, and lets other tasks run in between."""
+        chunks = [self.read_chunk(snapshot, 0, STEP_BYTES)]
+        while (position := sum(len(chunk.data) for chunk in chunks)) < chunks[0].size:
+            await asyncio.sleep(0)
+            chunks.append(self.read_chunk(snapshot, position, STEP_BYTES))
+        decoder = SnapshotDecoder(snapshot)
+        for batch in split_snapshot(snapshot, b"".join(chunk.data for chunk in chunks)):
+            decoder.add(batch)
+            await asyncio.sleep(0)
+        return decoder.contents()
 
     def read_chunk(self, snapshot: SnapshotId, position: int, bytes_max: int) -> SnapshotChunk:
         """Returns a part of a snapshot. Raises SnapshotNotFoundError, PositionOutOfRangeError or StorageError."""

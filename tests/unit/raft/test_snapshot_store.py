@@ -4,6 +4,7 @@ import asyncio
 import errno
 import random
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -13,6 +14,7 @@ from moldau.errors import CorruptRecordError, PositionOutOfRangeError, SnapshotN
 from moldau.logs.files.store import FileLogStore
 from moldau.logs.store import Log
 from moldau.platform.clock import SystemClock
+from moldau.raft import snapshot_store
 from moldau.raft.messages import NO_LEADER, SnapshotId, VoterEndpoint, VoterNode
 from moldau.raft.snapshot_format import SnapshotContents, decode_snapshot, encode_snapshot
 from moldau.raft.snapshot_store import FileSnapshotStore, MemorySnapshotStore, SnapshotStore, load_latest_snapshot
@@ -170,6 +172,46 @@ def test_a_snapshot_is_read_in_chunks(snapshots: SnapshotStore) -> None:
         other = MemorySnapshotStore()
         assert await other.store_fetched(SnapshotId(100, 3), received) == contents()
         assert other.read(SnapshotId(100, 3)) == contents()
+
+    run(body)
+
+
+def test_a_snapshot_is_read_in_steps_between_which_other_tasks_run(
+    snapshots: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot_store, "STEP_BYTES", 50_000)
+    made = contents(values=[b"v" * 1000] * 500)
+    iterations = 0
+
+    async def body() -> None:
+        await snapshots.store(made)
+
+        def count() -> None:
+            nonlocal iterations
+            iterations += 1
+            asyncio.get_running_loop().call_soon(count)
+
+        count()
+        assert await snapshots.read_in_steps(made.id) == replace(made, values=tuple(made.values))
+        assert iterations > len(list(encode_snapshot(made))) + 10
+
+    run(body)
+
+
+def test_a_snapshot_that_is_replaced_while_it_is_read_is_not_found(
+    snapshots: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot_store, "STEP_BYTES", 1_000)
+
+    async def body() -> None:
+        await snapshots.store(contents(100))
+        reading = asyncio.create_task(snapshots.read_in_steps(SnapshotId(100, 3)))
+        await asyncio.sleep(0)
+        for end_offset in (200, 300):
+            snapshots._ids.append(SnapshotId(end_offset, 3))
+        snapshots._remove(snapshots._ids.pop(0))
+        with pytest.raises(SnapshotNotFoundError):
+            await reading
 
     run(body)
 

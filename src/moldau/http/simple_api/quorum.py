@@ -3,21 +3,21 @@
 Requests act on the real quorum, through the same handlers as those of other nodes, so they need the cluster's secret.
 """
 
-import asyncio
 import hmac
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Request
 from pydantic import BaseModel
 
 from moldau.controller.messages import raise_for_code
-from moldau.errors import CorruptRecordError, OffsetOutOfRangeError
+from moldau.errors import CorruptRecordError, OffsetOutOfRangeError, SnapshotNotFoundError
 from moldau.http.body import Context, RequestBody, body_schema, context_of, json_body
 from moldau.http.errors import HttpError
 from moldau.http.kafka_requests import execute
 from moldau.http.simple_api.fields import Count, Epoch, LastOffset, NodeId
 from moldau.http.simple_api.leadership import require_controller, require_ready
-from moldau.http.simple_api.topic_actions import TopicAction, TopicActionReader
+from moldau.http.simple_api.topic_actions import TopicAction, TopicActionReader, count_topics
 from moldau.http.simple_api.topics import ERRORS
 from moldau.raft.messages import NO_EPOCH, EpochEndOffset
 from moldau.raft.raft_client import METADATA_LOG
@@ -26,7 +26,7 @@ from moldau.wire.api_keys import ApiKey
 from moldau.wire.kio import ErrorCode
 
 VOTE_VERSION, BEGIN_QUORUM_EPOCH_VERSION = 2, 1
-BATCHES_PER_ITERATION = 100
+VALUES_PER_SLICE = 500
 
 
 async def require_secret(context: Context, x_cluster_secret: Annotated[str, Header()] = "") -> None:
@@ -137,7 +137,7 @@ async def begin_quorum_epoch(
 async def fetch_metadata(
     context: Context, body: Annotated[FetchMetadataBody, Depends(json_body(FetchMetadataBody))]
 ) -> MetadataView:
-    quorum = context.broker.quorum
+    quorum, run = context.broker.quorum, context.broker.cpu_budget.run
     if body.last_offset >= 0:
         log_end = EpochEndOffset(body.last_offset_epoch, body.last_offset + 1)
         divergence = quorum.find_divergence(log_end)
@@ -145,18 +145,19 @@ async def fetch_metadata(
             return MetadataView(records=[], diverging_epoch=divergence.epoch, diverging_offset=divergence.offset - 1)
     reader = TopicActionReader(body.last_offset, body.max_batch_size)
     try:
-        snapshot = quorum.read_base_snapshot()
+        snapshot = await quorum.read_base_snapshot()
         if snapshot is not None:
-            reader.add_snapshot(snapshot)
-        number = 0
+            values = snapshot.values
+            slices = [values[start : start + VALUES_PER_SLICE] for start in range(0, len(values), VALUES_PER_SLICE)]
+            topic_count = sum([await run(partial(count_topics, each)) for each in slices])
+            reader.start_snapshot(snapshot.id, topic_count)
+            for each in slices:
+                await run(partial(reader.add_snapshot_values, each))
         async for batch in quorum.committed_batches():
-            number += 1
-            if number % BATCHES_PER_ITERATION == 0:
-                await asyncio.sleep(0)
-            reader.add_batch(batch)
+            await run(partial(reader.add_batch, batch))
             if reader.is_full:
                 break
-    except (OffsetOutOfRangeError, CorruptRecordError) as error:
+    except (OffsetOutOfRangeError, CorruptRecordError, SnapshotNotFoundError) as error:
         # A new snapshot has replaced the start of the log during the read.
         raise HttpError(503, f"the metadata log cannot be read now: {error}") from error
     return MetadataView(records=reader.actions())
