@@ -178,7 +178,8 @@ def test_failed_requests_are_counted_and_errors_of_clients_are_not(broker: Broke
     consume_settings = {"bootstrap.servers": broker.bootstrap, "group.id": "creates-the-offsets-topic"}
     consumer = Consumer(consume_settings)
     consumer.subscribe(["orders"])
-    consumer.poll(5)
+    while "__consumer_offsets" not in consumer.list_topics(timeout=30).topics:
+        consumer.poll(0.05)
     consumer.close()
     name = "kafka_server_brokertopicmetrics_failedproducerequests_total"
     for topic in ("orders", "__consumer_offsets"):

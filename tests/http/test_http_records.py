@@ -164,7 +164,7 @@ def test_a_response_is_bounded_by_the_size_of_its_decompressed_records(node: Htt
     node.create_topic("compressed", 1)
     producer = kafka_producer(node, **{"compression.type": "zstd", "linger.ms": 50, "batch.size": 1_000_000})
     for _ in range(40):
-        producer.produce("compressed", bytes(900_000), partition=0)
+        producer.produce("compressed", b"v" * 900_000, partition=0)
     producer.flush()
     last_offset, sizes = -1, []
     while last_offset < 39:

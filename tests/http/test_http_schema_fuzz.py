@@ -1,7 +1,7 @@
 """schemathesis generates requests from the OpenAPI documents, valid and invalid ones, and sends them to a node.
 
 No response has a 5xx status other than 503 and 504, and every response is as its document says. MOLDAU_HTTP_FUZZ sets
-the number of examples (8).
+the number of examples (3).
 """
 
 import os
@@ -24,7 +24,7 @@ from schemathesis.specs.openapi.checks import (
 
 from moldau.testing.broker import Broker
 
-EXAMPLES = int(os.environ.get("MOLDAU_HTTP_FUZZ", "8"))
+EXAMPLES = int(os.environ.get("MOLDAU_HTTP_FUZZ", "3"))
 """For each operation: valid and invalid requests, to generated paths and to existing objects."""
 WAIT_MS_MAX = 20
 """Long polls and streams are shortened, so that the test ends."""

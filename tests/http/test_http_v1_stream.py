@@ -133,7 +133,8 @@ def test_streams_reject_bad_input(broker: HttpBroker) -> None:
         assert error_code(api.get(path, headers=headers), 422) == "INVALID_FIELD"
 
 
-def test_a_deleted_topic_ends_the_stream_with_an_error(broker: HttpBroker) -> None:
+def test_a_deleted_topic_ends_the_stream_with_an_error(broker: HttpBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moldau.http.v1.stream.KEEP_ALIVE_MS", 200)
     broker.api.post("/topics", json={"name": "short", "partitions": 1}).raise_for_status()
     with broker.api.stream("GET", "/topics/short/stream") as response:
         lines = response.iter_lines()
