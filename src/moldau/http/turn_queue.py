@@ -6,6 +6,9 @@ request of every busy HTTP connection. So each iteration of the event loop proce
 While Kafka clients send requests, turns are also paced: the next one starts when the event loop has been idle for as
 long as it was busy since the last one. Otherwise HTTP clients could keep the loop, and the cores that other nodes and
 clients share with it, always busy, and every step of a Kafka request would wait.
+
+If the loop has so much other work that an iteration takes long, the next iteration has several turns. Otherwise HTTP
+requests would make hardly any progress on a node that Kafka clients use to capacity.
 """
 
 import asyncio
@@ -20,6 +23,10 @@ PAUSE_MAX_S = 0.004
 """The longest pause between two turns, so that HTTP requests make progress if Kafka clients keep the loop busy."""
 TIMER_RESOLUTION_S = 0.001
 """uvloop rounds shorter delays to zero."""
+BUSY_PER_TURN_S = 0.01
+"""For so much CPU time of the event loop, HTTP has one turn, which costs about 1 ms."""
+TURNS_MAX = 10
+"""The maximum number of turns in one iteration."""
 KAFKA_ACTIVE_S = 0.1
 """How long Kafka clients count as active after a request."""
 
@@ -37,7 +44,7 @@ class TurnQueue:
         self._last_turn_cpu_s = 0.0
 
     def add(self, callback: Callable[[], None]) -> None:
-        """Calls `callback` in a later iteration of the event loop, one callback in each, in the order of the calls."""
+        """Calls `callback` in a later iteration of the event loop, in the order of the calls."""
         self._callbacks.append(callback)
         if len(self._callbacks) == 1:
             asyncio.get_running_loop().call_soon(self._run_next)
@@ -48,14 +55,21 @@ class TurnQueue:
         if pause_s > 0:
             loop.call_later(max(pause_s, TIMER_RESOLUTION_S), self._run_next)
             return
-        self._last_turn_s, self._last_turn_cpu_s = loop.time(), self._loop_cpu_s()
-        callback = self._callbacks[0]
+        cpu_s = self._loop_cpu_s()
+        turns = 1 + int((cpu_s - self._last_turn_cpu_s) / BUSY_PER_TURN_S)
+        self._last_turn_s, self._last_turn_cpu_s = loop.time(), cpu_s
         try:
-            callback()
+            for _ in range(min(turns, TURNS_MAX, len(self._callbacks))):
+                self._run_first()
         finally:
-            self._callbacks.popleft()
             if self._callbacks:
                 loop.call_soon(self._run_next)
+
+    def _run_first(self) -> None:
+        try:
+            self._callbacks[0]()
+        finally:
+            self._callbacks.popleft()
 
     def _pause_s(self, now_s: float) -> float:
         """Returns for how long the next turn must wait."""
