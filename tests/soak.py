@@ -257,6 +257,15 @@ PROOFS_ALL = [
         sample="none: needs root",
     ),
     Proof(
+        "ack-modes",
+        "Each ack mode of `RecordListener` with handlers that fail or stop the process, with consumers that are killed "
+        "with SIGKILL, on three real nodes that are killed, too: no record is lost, except the record or batch in the "
+        "handler with at most once, and records come again only within the limits in the table.",
+        ("-m", "tests.ack_modes", "--kills", "20", "--joins", "5", "--node-kills", "6"),
+        keeps_all_output=True,
+        sample="1 kill of each consumer, 2 of nodes",
+    ),
+    Proof(
         "exactly-once",
         "Kafka Streams with exactly_once_v2, Kafka Connect's exactly-once source, and copies of a topic with Java (TV2 "
         "and TV1), librdkafka and Moldau's client, on three and five real nodes: the application and nodes are killed "

@@ -1,0 +1,1 @@
+"""The proof of what each ack mode delivers how often: `python -m tests.ack_modes`."""
