@@ -4,11 +4,13 @@ import asyncio
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from docs.pages import DEFAULT_BOOTSTRAP, PROJECT, blocks, free_ports, run, run_shell
+from moldau.cli.commands import GROUPS, app
 from moldau.client import Admin, Consumer, Producer, TopicPartition
 from moldau.testing import Broker
 
@@ -106,6 +108,29 @@ def test_the_example_of_one_broker_runs(tmp_path: Path) -> None:
     output = run_shell(blocks("docs/node.md", "sh")[0], tmp_path, bootstrap, MOLDAU_LISTEN=bootstrap)
     assert "hello" in output
     assert (tmp_path / "moldau-data" / "meta.properties").exists()
+
+
+def test_the_example_of_the_command_line_runs(tmp_path: Path) -> None:
+    bootstrap = f"127.0.0.1:{free_ports(1)}"
+    output = run_shell(blocks("docs/cli.md", "sh")[0], tmp_path, bootstrap, MOLDAU_LISTEN=bootstrap)
+    assert "records deleted" in output
+    assert "Did you mean orders?\nexit code 3" in output
+
+
+def test_the_command_line_page_names_every_command() -> None:
+    page = (PROJECT / "docs" / "cli.md").read_text()
+    named: set[tuple[str, ...]] = set()
+    for cell in re.findall(r"^\| (`.*?) \|", page, flags=re.M):
+        group: tuple[str, ...] = ()
+        for name in re.findall(r"`([a-z -]+)`", cell):
+            parts = tuple(name.split())
+            # The other commands of a cell are in the group of its first command.
+            group = parts[:-1] if len(parts) > 1 else group
+            named.add(parts if len(parts) > 1 else (*group, *parts))
+    commands = {(command.name,) for command in app.registered_commands}
+    for name in GROUPS:
+        commands |= {(name, each) for each in import_module(f"moldau.cli.{name}").COMMANDS}
+    assert named == commands
 
 
 def test_the_example_of_a_cluster_runs(tmp_path: Path) -> None:

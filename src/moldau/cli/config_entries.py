@@ -12,6 +12,7 @@ from moldau.cli.exit_codes import NotFoundError
 from moldau.cli.suggestions import closest_name
 from moldau.client.admin.types import ConfigEntry, ConfigSource
 
+_UNITS_MS = {"ms": 1, "seconds": 1_000, "minutes": 60_000, "hours": 3_600_000}
 _SOURCE_TEXTS = {
     ConfigSource.DYNAMIC_TOPIC: "set for the topic",
     ConfigSource.DYNAMIC_BROKER: "set for the node",
@@ -25,7 +26,19 @@ def default_value(entry: ConfigEntry) -> str | None:
     """Returns the value that applies if the config is unset where it is set now; None if there is none."""
     if entry.is_default:
         return entry.value
-    return entry.synonyms[1].value if len(entry.synonyms) > 1 else None
+    for synonym in entry.synonyms[1:]:
+        if synonym.value is not None:
+            return _convert_unit(synonym.name, synonym.value, entry.name)
+    return None
+
+
+def _convert_unit(synonym: str, value: str, name: str) -> str:
+    """Returns the value of a synonym in the unit of the config `name`. On Apache Kafka, log.retention.hours is a
+    synonym of retention.ms."""
+    unit, wanted = (_UNITS_MS.get(each.rpartition(".")[2]) for each in (synonym, name))
+    if unit is None or wanted is None or value.startswith("-"):
+        return value
+    return str(int(value) * unit // wanted)
 
 
 def select_entries(

@@ -20,9 +20,15 @@ POLL_INTERVAL_S = 0.5
 STALLED_POLLS_MAX = 20
 """The command fails after this many consecutive polls without progress. They take longer than a leader election."""
 PARTITIONS_PER_REQUEST = 200
-SETTLE_TIMEOUT_S = 15.0
+SETTLE_TIMEOUT_S = 5.0
 """How long a completed move may be missing in the metadata of other nodes."""
 
+SIZES_TIMEOUT_MS = 3_000
+"""How long to wait for the sizes of replicas. They are not essential, so a node that has just died must not delay the
+command for as long as other requests do."""
+
+ReplicaSizes = dict[tuple[TopicPartition, int], int]
+"""The size of the log of a partition on a node."""
 Targets = Mapping[TopicPartition, Sequence[int]]
 """The replicas that partitions are to have, the preferred leader first."""
 
@@ -112,15 +118,14 @@ async def _check_nodes(admin: Admin, nodes: Collection[int]) -> None:
             print_notice(f"Node {each.node_id} is down. Its replicas are copied when it is back.")
 
 
-async def _replica_sizes(
-    admin: Admin, partitions: Collection[TopicPartition], nodes: Collection[int]
-) -> dict[tuple[TopicPartition, int], int]:
+async def _replica_sizes(admin: Admin, partitions: Collection[TopicPartition], nodes: Collection[int]) -> ReplicaSizes:
     """Returns the size of each replica on these nodes. Nodes that do not return it are left out."""
     asked = sorted(each for each in nodes if each != NO_LEADER)
     if not partitions or not asked:
         return {}
-    sizes: dict[tuple[TopicPartition, int], int] = {}
-    for node, result in (await admin.describe_log_dirs(asked, partitions=partitions)).items():
+    sizes: ReplicaSizes = {}
+    impatient = Admin(admin.cluster, timeout_ms=SIZES_TIMEOUT_MS)
+    for node, result in (await impatient.describe_log_dirs(asked, partitions=partitions)).items():
         log_dirs: list[LogDir] = [] if isinstance(result, KafkaError) else result
         for log_dir in log_dirs:
             for partition, replica in log_dir.replicas.items():
@@ -206,13 +211,17 @@ async def wait_for_moves(admin: Admin, plan: MovePlan) -> dict[TopicPartition, E
     Raises CommandError if none of the remaining moves can complete.
     """
     stalls = StallWatch()
+    sizes: ReplicaSizes = {}
     bytes_max = 0
     try:
         with progress_bar("moving") as bar:
             while ongoing := await admin.list_reassignments(plan):
                 leaders = await _leaders(admin, ongoing)
                 running = {each.node_id for each in (await admin.describe_cluster()).brokers}
-                bytes_left = await _bytes_left(admin, ongoing, leaders, running)
+                nodes = {*leaders.values(), *(node for each in ongoing.values() for node in each.adding)}
+                # A node that does not respond keeps its last known sizes.
+                sizes |= await _replica_sizes(admin, ongoing, nodes & running)
+                bytes_left = _bytes_left(ongoing, leaders, sizes)
                 bytes_max = max(bytes_max, bytes_left)
                 moved = len(plan) - len(ongoing)
                 bar.update(
@@ -259,15 +268,10 @@ async def _leaders(admin: Admin, partitions: Collection[TopicPartition]) -> dict
     return leaders
 
 
-async def _bytes_left(
-    admin: Admin,
-    ongoing: Mapping[TopicPartition, OngoingReassignment],
-    leaders: Mapping[TopicPartition, int],
-    running: Collection[int],
+def _bytes_left(
+    ongoing: Mapping[TopicPartition, OngoingReassignment], leaders: Mapping[TopicPartition, int], sizes: ReplicaSizes
 ) -> int:
     """Returns how many bytes the new replicas lack of the logs of their leaders."""
-    nodes = {leaders[each] for each in leaders} | {node for each in ongoing.values() for node in each.adding}
-    sizes = await _replica_sizes(admin, ongoing, nodes.intersection(running))
     return sum(
         max(0, sizes.get((partition, leaders.get(partition, NO_LEADER)), 0) - sizes.get((partition, node), 0))
         for partition, reassignment in ongoing.items()

@@ -1,5 +1,6 @@
 """The command tree and its lazy imports."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,14 @@ def test_settings_are_printed_or_written(tmp_path: Path) -> None:
     assert run("settings") == settings_page()
     run("settings", "--write", str(tmp_path / "settings.md"))
     assert (tmp_path / "settings.md").read_text() == settings_page()
+
+
+def test_settings_are_printed_as_json() -> None:
+    found = {(each["scope"], each["name"]): each for each in map(json.loads, run("settings", "--json").splitlines())}
+    retention = found["topic", "retention.ms"]
+    assert set(retention) == {"name", "scope", "default", "values", "description", "is_dynamic"}
+    assert (retention["default"], retention["is_dynamic"]) == ("604800000", True)
+    assert found["broker", "node.id"]["is_dynamic"] is False
 
 
 def test_log_help_lists_its_commands() -> None:

@@ -4,7 +4,12 @@ from collections import Counter
 
 import pytest
 
-from moldau.controller.reassignment import alter_partition_reassignments, list_partition_reassignments, plan_drain
+from moldau.controller.reassignment import (
+    alter_partition_reassignments,
+    list_partition_reassignments,
+    plan_drain,
+    plan_replication_factor,
+)
 from moldau.controller.requests import OngoingReassignment, Reassignment
 from moldau.errors import (
     InvalidReplicaAssignmentError,
@@ -221,3 +226,52 @@ def test_a_broker_without_replacement_cannot_be_drained() -> None:
     with pytest.raises(InvalidReplicationFactorError, match="orders-0 has 3"):
         plan_drain({("orders", 0): (1, 2, 3)}, {1: None, 2: None, 3: None}, 3)
     assert plan_drain({("orders", 0): (1, 2)}, {1: None, 2: None, 3: None}, 3) == []
+
+
+# Changing the replication factor
+
+
+def changed_replicas(
+    replicas: dict[tuple[str, int], tuple[int, ...]],
+    racks: dict[int, str | None],
+    factor: int,
+    *,
+    held: dict[int, int] | None = None,
+    out_of_sync: tuple[int, ...] = (),
+) -> dict[int, tuple[int, ...]]:
+    in_sync = {name: [each for each in members if each not in out_of_sync] for name, members in replicas.items()}
+    moves = plan_replication_factor(replicas, in_sync, racks, held or {}, factor)
+    return {move.partition: tuple(move.replicas or ()) for move in moves}
+
+
+def test_new_replicas_are_spread_and_preferred_leaders_stay() -> None:
+    replicas = {("orders", index): (index % 4 + 1,) for index in range(24)}
+    after = changed_replicas(replicas, dict.fromkeys((1, 2, 3, 4)), 3, held={1: 6, 2: 6, 3: 6, 4: 6})
+    assert all(members[0] == index % 4 + 1 and len(set(members)) == 3 for index, members in after.items())
+    held = Counter(each for members in after.values() for each in members)
+    assert held.total() == 24 * 3
+    assert max(held.values()) - min(held.values()) <= 2
+
+
+def test_a_new_replica_goes_to_a_rack_without_one_before_an_idle_broker() -> None:
+    racks: dict[int, str | None] = {1: "a", 2: "a", 3: "b"}
+    assert changed_replicas({("orders", 0): (1,)}, racks, 2, held={1: 1, 2: 0, 3: 9}) == {0: (1, 3)}
+
+
+def test_partitions_with_the_factor_are_left_out() -> None:
+    assert changed_replicas({("orders", 0): (1, 2), ("orders", 1): (2,)}, dict.fromkeys((1, 2)), 2) == {1: (2, 1)}
+
+
+def test_replicas_are_removed_by_sync_rack_and_load() -> None:
+    racks: dict[int, str | None] = {1: "a", 2: "b", 3: "b", 4: "c"}
+    members = {("orders", 0): (1, 2, 3, 4)}
+    held = {1: 1, 2: 5, 3: 4, 4: 9}
+    assert changed_replicas(members, racks, 3, held=held, out_of_sync=(4,)) == {0: (1, 2, 3)}
+    assert changed_replicas(members, racks, 3, held=held) == {0: (1, 3, 4)}
+    assert changed_replicas(members, racks, 1, held=held) == {0: (1,)}
+    assert changed_replicas(members, racks, 1, held=held, out_of_sync=(1, 3, 4)) == {0: (2,)}
+
+
+def test_a_factor_above_the_number_of_brokers_is_rejected() -> None:
+    with pytest.raises(InvalidReplicationFactorError, match="needs 3 running nodes, but there are 2"):
+        changed_replicas({("orders", 0): (1,)}, dict.fromkeys((1, 2)), 3)

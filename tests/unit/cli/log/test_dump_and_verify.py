@@ -102,6 +102,15 @@ def test_a_flipped_bit_in_the_records_is_found(partition: Path) -> None:
     output = damage_of(partition, f"{FIRST}.log", 80, b"\xff")
     assert "invalid checksum at offset 0 (batch at position 0)" in output
     assert "replica or a backup" in output
+    result = run("verify", "--json", partition)
+    assert result.exit_code == 1
+    assert [json.loads(line) for line in result.stdout.splitlines()] == [
+        {
+            "file": str(partition / f"{FIRST}.log"),
+            "kind": "record batches",
+            "problem": "invalid checksum at offset 0 (batch at position 0)",
+        }
+    ]
 
 
 def test_a_torn_tail_is_found(partition: Path) -> None:

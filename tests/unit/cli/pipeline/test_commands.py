@@ -188,6 +188,8 @@ def test_status_shows_the_outcome_of_a_run(in_directory: Path) -> None:
     assert told["state"] == "failed"
     assert told["queries"][0]["lag"] == 3
     assert "failed" in succeeds("pipeline", "list")
+    listed = json.loads(succeeds("pipeline", "list", "--json"))
+    assert (listed["pipeline"], listed["state"], listed["generation"]) == ("revenue", "failed", 1)
 
 
 def test_a_run_without_outcome_is_shown_as_killed(in_directory: Path) -> None:
@@ -260,6 +262,14 @@ def test_check_prints_findings_and_removes_its_log(in_directory: Path, monkeypat
     (log,) = logs
     assert str(os.getpid()) not in log.name
     assert not log.exists()
+    checked = moldau("pipeline", "check", "revenue.yaml", "--json")
+    assert checked.exit_code == 1
+    assert json.loads(checked.stdout) == {
+        "severity": "error",
+        "where": "sources.orders",
+        "message": "no topic matches zz-[abc]x",
+        "fix": "[/b]",
+    }
 
 
 @pytest.mark.parametrize(
