@@ -71,7 +71,21 @@ def serve(context: typer.Context) -> None:
     raise typer.Exit(serve(context.args))
 
 
+@app.command("complete", hidden=True, context_settings=RAW_ARGUMENTS)
+def complete(context: typer.Context) -> None:
+    """Print the candidates for a completion script."""
+    from moldau.cli.completion import complete
+
+    typer.echo(complete(context.args), nl=False)
+
+
+LAZY_COMMANDS: dict[str, tuple[str, str]] = {}
+"""The module and the help of each command that is imported on first use. The function has the name of the command."""
+
+
 def _add_command(name: str, module: str, help_: str) -> None:
+    LAZY_COMMANDS[name] = (module, help_)
+
     @app.command(name, help=help_, context_settings=RAW_ARGUMENTS)
     def run(context: typer.Context) -> None:
         _load_command(name, module, name).main(context.args, f"moldau {name}")
@@ -86,6 +100,7 @@ def _add_group(name: str) -> None:
 _add_command("up", "moldau.cli.up.command", "Run a cluster of several nodes on this machine.")
 _add_command("produce", "moldau.cli.produce", "Produce each line of standard input as a record.")
 _add_command("consume", "moldau.cli.consume", "Print the records of topics.")
+_add_command("completion", "moldau.cli.completion", "Print a script that completes commands and names in a shell.")
 _add_command("demo", "moldau.cli.demo.command", "Run a demo: a node, generated orders and a pipeline on Spark.")
 for name in GROUPS:
     _add_group(name)
