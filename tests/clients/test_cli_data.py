@@ -267,6 +267,15 @@ def test_a_line_that_is_not_a_record_is_reported_with_its_number(broker: Broker,
     assert [each.value for each in taken(broker, topic, 1)] == [b"1"]
 
 
+def test_a_record_that_is_too_large_is_reported_with_its_line(broker: Broker, moldau: Moldau) -> None:
+    topic = create(broker, "large")
+    for value, told in (("x" * 1_100_000, "line 2: a record of about"), ("x" * 9_000_000, "line 2 is longer than")):
+        lines = "\n".join(json.dumps({"value": each}) for each in ("small", value))
+        assert told in moldau("produce", topic, "--json", typed=lines, fails=True).stderr
+    # Control characters need six bytes each in JSON.
+    moldau("produce", topic, "--json", typed=json.dumps({"value": "\0" * 1_000_000}))
+
+
 def test_partitions_are_kept_unless_the_target_has_fewer(broker: Broker, moldau: Moldau) -> None:
     topic = create(broker, "fewer")
     line = json.dumps({"value": "x", "partition": 2})

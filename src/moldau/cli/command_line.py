@@ -12,7 +12,7 @@ CREATING_COMMANDS = (("topic", "create"),)
 """Commands whose topics do not exist yet."""
 STATIC_VALUES = {"CODEC": ("none", "gzip", "snappy", "lz4", "zstd")}
 BOOTSTRAP_OPTIONS = ("--bootstrap", "-b")
-HELP = Parameter(("--help",), "Show this message and exit.", "", True, False, ())
+HELP = Parameter(("--help",), "Show this message and exit.", "", True, False)
 
 
 class Candidate(NamedTuple):
@@ -30,6 +30,7 @@ class CommandLine(NamedTuple):
     candidates: tuple[Candidate, ...] = ()
     metavar: str = ""
     """The metavar of the parameter that the last word is a value of, such as TOPIC."""
+    is_path: bool = False
     creates: bool = False
     """Whether the command creates the object that the last word names."""
     bootstrap: str | None = None
@@ -78,23 +79,24 @@ def _complete_parameter(
             option = by_name.get(word)
             pending = option if option is not None and not option.is_flag else None
     if pending is not None:
-        return CommandLine(current, candidates=_values(pending), metavar=pending.metavar)
+        return _value_of(pending, current)
     if current.startswith("-") and not is_after_separator:
         name, equals, value = current.partition("=")
         if not equals:
             return CommandLine(current, candidates=tuple(_option_candidates(options, previous)))
         if name not in by_name:
             return CommandLine(current)
-        return CommandLine(value, f"{name}=", _values(by_name[name]), by_name[name].metavar)
+        return _value_of(by_name[name], value, f"{name}=")
     for argument in arguments:
         if positional == 0 or argument.is_multiple:
-            return CommandLine(current, candidates=_values(argument), metavar=argument.metavar)
+            return _value_of(argument, current)
         positional -= 1
     return CommandLine(current)
 
 
-def _values(parameter: Parameter) -> tuple[Candidate, ...]:
-    return tuple(Candidate(value) for value in parameter.choices or STATIC_VALUES.get(parameter.metavar, ()))
+def _value_of(parameter: Parameter, prefix: str, before: str = "") -> CommandLine:
+    values = parameter.choices or STATIC_VALUES.get(parameter.metavar, ())
+    return CommandLine(prefix, before, tuple(map(Candidate, values)), parameter.metavar, parameter.is_path)
 
 
 def _option_candidates(options: Sequence[Parameter], previous: Sequence[str]) -> Iterator[Candidate]:

@@ -15,9 +15,6 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from moldau.cli.commands import GROUPS, LAZY_COMMANDS, app
 
-FILES = "FILE"
-"""The metavar of every parameter that is a path."""
-
 
 class Parameter(NamedTuple):
     names: tuple[str, ...]
@@ -26,7 +23,17 @@ class Parameter(NamedTuple):
     metavar: str
     is_flag: bool
     is_multiple: bool
-    choices: tuple[str, ...]
+    choices: tuple[str, ...] = ()
+    is_path: bool = False
+
+
+def command_paths() -> Iterator[tuple[str, ...]]:
+    """Yields the paths of all commands, such as ("topic", "create")."""
+    for each in app.registered_commands:
+        if each.name is not None and not each.hidden:
+            yield (each.name,)
+    for group in GROUPS:
+        yield from ((group, name) for name in import_module(f"moldau.cli.{group}").COMMANDS)
 
 
 def root_commands() -> dict[str, str]:
@@ -80,9 +87,9 @@ def _parameter(name: str, type_: Any, info: OptionInfo | ArgumentInfo) -> Parame
     if is_multiple:
         plain = [inner for each in plain for inner in get_args(each)]
     choices = tuple(str(value) for each in plain if get_origin(each) is Literal for value in get_args(each))
-    metavar = FILES if Path in plain else info.metavar or name.upper()
+    metavar, is_path = info.metavar or name.upper(), Path in plain
     if isinstance(info, ArgumentInfo):
-        return Parameter((), info.help or "", metavar.strip("[]."), False, is_multiple, choices)
+        return Parameter((), info.help or "", metavar.strip("[]."), False, is_multiple, choices, is_path)
     long_name = f"--{name.replace('_', '-')}"
     is_flag = bool in plain
     # In an annotation, Typer takes the first name for the default until it builds the command.
@@ -90,7 +97,7 @@ def _parameter(name: str, type_: Any, info: OptionInfo | ArgumentInfo) -> Parame
     names = tuple(part for each in declared for part in each.split("/"))
     if not names:
         names = (long_name, f"--no-{long_name[2:]}") if is_flag else (long_name,)
-    return Parameter(names, info.help or "", metavar, is_flag, is_multiple, choices)
+    return Parameter(names, info.help or "", metavar, is_flag, is_multiple, choices, is_path)
 
 
 def _without_optional(type_: Any) -> tuple[Any, ...]:
@@ -103,7 +110,7 @@ def _serve_parameters() -> Iterator[Parameter]:
     from moldau.settings.registry import ConfigType
     from moldau.settings.sources import flag_name
 
-    yield Parameter(("--config",), "TOML file with settings.", FILES, False, False, ())
+    yield Parameter(("--config",), "TOML file with settings.", "FILE", False, False, is_path=True)
     for each in broker_definitions().values():
         flag = flag_name(each.name)
         is_flag = each.type is ConfigType.BOOLEAN

@@ -1,5 +1,6 @@
 """The command tree. The module of a command is imported only when the command runs or prints its own help."""
 
+import inspect
 import platform
 from importlib import import_module
 from typing import Annotated, Any
@@ -9,6 +10,7 @@ from typer.core import TyperGroup
 
 from moldau import __version__
 from moldau.cli.settings import settings
+from moldau.settings.option_parser import suggest_names
 
 GROUPS = ("topic", "group", "transaction", "cluster", "broker", "pipeline", "spark", "log")
 """The command groups. Each is a package `moldau.cli.<group>` with HELP and COMMANDS. The file `<group>/<command>.py`
@@ -19,8 +21,14 @@ def _load_command(name: str, module_name: str, function: str) -> Any:
     module = import_module(module_name)
     command = typer.Typer(add_completion=False)
     context_settings = getattr(module, "CONTEXT_SETTINGS", {})
-    command.command(name, context_settings=context_settings)(getattr(module, function))
+    callback = getattr(module, function)
+    command.command(name, help=_unwrap(inspect.getdoc(callback) or ""), context_settings=context_settings)(callback)
     return typer.main.get_command(command)
+
+
+def _unwrap(text: str) -> str:
+    """Joins the lines of each paragraph, so that the terminal wraps them at its own width."""
+    return "\n\n".join(" ".join(paragraph.split("\n")) for paragraph in text.split("\n\n"))
 
 
 class LazyGroup(TyperGroup):
@@ -34,6 +42,13 @@ class LazyGroup(TyperGroup):
             return None
         name = cmd_name.replace("-", "_")
         return _load_command(cmd_name, f"moldau.cli.{self.name}.{name}", f"{self.name}_{name}")
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        # Typer suggests only commands that it has loaded.
+        known = self.list_commands(ctx)
+        if args and args[0] not in known and not args[0].startswith("-"):
+            ctx.fail(f"No such command {args[0]!r}{suggest_names(args[0], known)}")
+        return super().resolve_command(ctx, args)
 
 
 def _print_version(is_requested: bool) -> None:
@@ -100,6 +115,7 @@ def _add_group(name: str) -> None:
 _add_command("up", "moldau.cli.up.command", "Run a cluster of several nodes on this machine.")
 _add_command("produce", "moldau.cli.produce", "Produce each line of standard input as a record.")
 _add_command("consume", "moldau.cli.consume", "Print the records of topics.")
+_add_command("bench", "moldau.cli.bench.command", "Measure throughput and latency of a cluster.")
 _add_command("completion", "moldau.cli.completion", "Print a script that completes commands and names in a shell.")
 _add_command("demo", "moldau.cli.demo.command", "Run a demo: a node, generated orders and a pipeline on Spark.")
 for name in GROUPS:

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 import typer
 
 from moldau.cli.command_line import Candidate, CommandLine, parse_command_line
-from moldau.cli.command_tree import FILES
 from moldau.cli.completion_scripts import SCRIPTS
 from moldau.cli.parameters import DEFAULT_BOOTSTRAP
 from moldau.client.admin.admin import Admin
@@ -48,7 +47,7 @@ def complete(arguments: Sequence[str]) -> str:
     if shell == "bash":
         words = [_unquote(word) for word in words]
     line = parse_command_line(words or [""])
-    if line.metavar == FILES:
+    if line.is_path:
         return "files\n"
     candidates = [each for each in _candidates(line) if each.value.startswith(line.prefix)]
     rows = [f"{line.before}{each.value}\t{each.help}\n" for each in candidates if each.value.isprintable()]

@@ -14,6 +14,7 @@ from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Topic, option
 from moldau.cli.record_json import NewRecord, RecordJsonError, parse_json
 from moldau.cli.signals import stop_signal
 from moldau.cli.stdio import LINE_BYTES_MAX, read_lines
+from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.net.cluster import Cluster
 from moldau.client.producer.producer import Producer, RecordMetadata
 from moldau.records.compression import CODECS_BY_NAME
@@ -116,14 +117,19 @@ def produce(
                 target = record.partition if partition is None and not repartition else partition
                 if target is not None and target >= partition_count:
                     raise _missing_partition(topic, partition_count, target, line_number if partition is None else None)
-                delivery = await producer.send(
-                    topic,
-                    record.value,
-                    key=record.key,
-                    partition=target,
-                    timestamp_ms=record.timestamp_ms,
-                    headers=record.headers,
-                )
+                try:
+                    delivery = await producer.send(
+                        topic,
+                        record.value,
+                        key=record.key,
+                        partition=target,
+                        timestamp_ms=record.timestamp_ms,
+                        headers=record.headers,
+                    )
+                except KafkaError as error:
+                    if error.code != ErrorCode.message_too_large:
+                        raise
+                    raise KafkaError(error.code, f"line {line_number}: {error.message}") from None
                 delivery.add_done_callback(on_delivery)
                 counts.sent += 1
                 if counts.sent % LINES_PER_YIELD == 0:

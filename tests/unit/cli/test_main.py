@@ -87,6 +87,21 @@ def test_an_invalid_pair_names_its_option(arguments: list[str], option: str) -> 
     assert f"Invalid value for {option}: 'nonsense' is not NAME=VALUE" in result.output
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["consum", "x"], "No such command 'consum'. Did you mean 'consume'?"),
+        (["topic", "lst"], "No such command 'lst'; did you mean list?"),
+        (["log", "x"], "No such command 'x'; there are dump, verify"),
+        (["consume", "x", "--form-beginning"], "--from-beginning"),
+    ],
+)
+def test_misspelt_commands_and_options_are_reported_with_a_suggestion(arguments: list[str], told: str) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert told in result.output
+
+
 def test_serve_is_a_typer_command_too() -> None:
     result = CliRunner().invoke(app, ["serve", "--store", "tape"])
     assert result.exit_code == 2

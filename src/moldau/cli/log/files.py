@@ -26,7 +26,8 @@ from moldau.records.batch import HEADER_SIZE, LOG_OVERHEAD, MAGIC_POSITION, Batc
 LogPaths = Annotated[
     list[Path],
     typer.Argument(
-        help="Segment, index or snapshot files, the file quorum-state, partition directories or data directories."
+        metavar="PATH",
+        help="Segment, index or snapshot files, the file quorum-state, partition directories or data directories.",
     ),
 ]
 
