@@ -4,22 +4,100 @@ import asyncio
 import re
 import subprocess
 import sys
+import threading
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from docs.pages import DEFAULT_BOOTSTRAP, PROJECT, blocks, free_ports, run, run_shell
+from docs.pages import DEFAULT_BOOTSTRAP, PROJECT, TIMEOUT_S, blocks, environment, free_ports, run, run_shell
 from moldau.cli.commands import GROUPS, app
 from moldau.client import Admin, Consumer, Producer, TopicPartition
 from moldau.testing import Broker
 
+COMMAND = [sys.executable, "-m", "moldau"]
+NOT_RUN = {
+    "make run": "make runs these tests: it would install the package and run itself again",
+    "make test": "make runs these tests: it would install the package and run itself again",
+    "pip install .": "the tests run on the installed package",
+}
+"""The lines of the README's shell blocks that no test runs, with the reason."""
 
-def test_the_readme_quick_start_runs(tmp_path: Path) -> None:
+README_PROGRAMS = ("def test_orders_are_sent(moldau_broker)", "async with Producer", "moldau.spark.session()")
+"""A piece of each Python block of the README. Tests below run the first two, tests/spark runs the third."""
+
+
+def readme_commands() -> list[str]:
+    """Returns the lines of all shell blocks of the README, without comments."""
+    lines = "".join(blocks("README.md", "sh")).splitlines()
+    return [line.partition("  #")[0].strip() for line in lines]
+
+
+def test_every_block_of_the_readme_is_run_or_excluded_with_a_reason() -> None:
+    text = (PROJECT / "README.md").read_text()
+    assert set(re.findall(r"^```(\w+)$", text, flags=re.M)) == {"sh", "python"}
+    assert set(NOT_RUN) < set(readme_commands())
+    programs = blocks("README.md", "python")
+    assert [[piece for piece in README_PROGRAMS if piece in program] for program in programs] == [
+        [piece] for piece in README_PROGRAMS
+    ]
+
+
+def test_the_tour_of_the_readme_runs(tmp_path: Path) -> None:
+    """The shell blocks and the asyncio client, with one node in the background, as in a second terminal."""
     bootstrap = f"127.0.0.1:{free_ports(1)}"
-    commands = next(block for block in blocks("README.md", "sh") if "moldau produce" in block)
-    output = run_shell(f"moldau serve &\n{commands}\nkill %1\n", tmp_path, bootstrap, MOLDAU_LISTEN=bootstrap)
-    assert "hello" in output
+    commands = [line for line in readme_commands() if line not in NOT_RUN]
+    commands.remove("moldau serve")
+    node = subprocess.Popen(
+        [*COMMAND, "serve"], cwd=tmp_path, env={**environment(bootstrap), "MOLDAU_LISTEN": bootstrap}
+    )
+    try:
+        assert "hello" in run_shell("\n".join(commands), tmp_path, bootstrap)
+        client = next(block for block in blocks("README.md", "python") if README_PROGRAMS[1] in block)
+        assert "b'customer-7' b'one'" in output_of_interpreter(client.replace(DEFAULT_BOOTSTRAP, bootstrap), tmp_path)
+    finally:
+        node.terminate()
+        node.wait()
+    assert node.returncode == 0
+
+
+def output_of_interpreter(program: str, directory: Path) -> str:
+    """Types a program that does not end into `python -m asyncio`. Returns what it prints until the first record."""
+    printed = ""
+    with subprocess.Popen(
+        [sys.executable, "-u", "-m", "asyncio"],
+        cwd=directory,
+        env=environment(""),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as interpreter:
+        too_late = threading.Timer(TIMEOUT_S, interpreter.kill)
+        too_late.start()
+        assert interpreter.stdin is not None
+        assert interpreter.stdout is not None
+        try:
+            interpreter.stdin.write(f"{program}\n")
+            interpreter.stdin.flush()
+            for line in interpreter.stdout:
+                printed += line
+                if "b'customer-7'" in line or "Error" in line:
+                    break
+        finally:
+            too_late.cancel()
+            interpreter.kill()
+    return printed
+
+
+def test_the_examples_of_the_terminal_run(tmp_path: Path) -> None:
+    """All shell blocks of the page in one shell."""
+    bootstrap = f"127.0.0.1:{free_ports(1)}"
+    script = "\n".join(blocks("docs/terminal.md", "sh"))
+    output = run_shell(f"{script}\nkill %1\nwait\n", tmp_path, bootstrap, MOLDAU_LISTEN=bootstrap)
+    assert "key 42 (2 bytes), value a parcel (8 bytes)" in output
+    assert "1001 records acknowledged." in output
+    assert "\nlatency " in output
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/testing.md"])

@@ -30,6 +30,13 @@ def test_the_example_of_the_data_source(bootstrap: str, tmp_path: Path) -> None:
     assert "ONE" in run_shell(read, tmp_path, bootstrap)
 
 
+def test_the_example_of_the_readme(bootstrap: str, tmp_path: Path) -> None:
+    run_shell("echo hello | moldau produce greetings", tmp_path, bootstrap)
+    (example,) = (block for block in blocks("README.md", "python") if "moldau.spark.session()" in block)
+    output = run([sys.executable, "-c", example.replace(DEFAULT_BOOTSTRAP, bootstrap)], tmp_path, bootstrap)
+    assert "|   hello|" in output
+
+
 def test_the_example_of_spark_submit(bootstrap: str, tmp_path: Path) -> None:
     (tmp_path / "count.py").write_text(
         "import moldau.spark\n\nprint(moldau.spark.session().range(5).count(), 'rows')\n"
