@@ -100,6 +100,7 @@ class LagSampler:
         self._clock = clock
         self._samples: dict[str, GroupLagSample] = {}
         self._task: asyncio.Task[None] | None = None
+        self._is_started = False
         self._is_closed = False
         self._requested_ms = 0
         self._wake = asyncio.Event()
@@ -113,6 +114,15 @@ class LagSampler:
     @property
     def interval_ms(self) -> int:
         return self._settings.broker.lag_sample_interval_ms
+
+    def start(self) -> None:
+        """Starts sampling if metrics.topic.enable is set. Called when the node is ready."""
+        self._is_started = True
+        self.on_settings_changed()
+
+    def on_settings_changed(self) -> None:
+        if self._is_started and self._settings.broker.metrics_topic_enable:
+            self.request()
 
     # Reading
 

@@ -14,6 +14,7 @@ from moldau.groups.coordinator import GroupCoordinator
 from moldau.groups.offsets_topic import OFFSETS_TOPIC
 from moldau.handlers import REGISTRY
 from moldau.lag.isolation_levels import ConsumerIsolationLevels
+from moldau.lag.metrics_topic import MetricsTopicWriter
 from moldau.lag.sampler import LagSampler
 from moldau.logs.store import LogStore
 from moldau.metadata.image import Endpoint
@@ -155,6 +156,7 @@ class Node:
         self._exit_stack.push_async_callback(self._log_maintenance.stop)
         self._groups.start()
         self._transactions.start()
+        self._lag_sampler.start()
         self._broker.ready.set()
         self._exit_stack.push_async_callback(self._begin_shutdown)
         log.info(
@@ -319,6 +321,10 @@ class Node:
             node_id, groups, replica_manager, metadata, peers, isolation_levels, settings, clock
         )
         groups.on_loaded = lag_sampler.on_groups_loaded
+        metadata.add_publisher(lambda delta, image: lag_sampler.on_settings_changed())
+        lag_sampler.on_sampled = MetricsTopicWriter(
+            node_id, lag_sampler, replica_manager, metadata, controller_channel, peers, settings, clock
+        ).write
         self._exit_stack.push_async_callback(lag_sampler.close)
         self._broker = Broker(
             broker_id=node_id,
