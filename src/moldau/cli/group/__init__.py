@@ -1,4 +1,4 @@
 """`moldau group`."""
 
-HELP = "Describe consumer groups, reset their offsets, and delete them."
-COMMANDS = ("list", "describe", "members", "reset", "delete")
+HELP = "Describe consumer groups and their lag, reset their offsets, and delete them."
+COMMANDS = ("list", "describe", "lag", "members", "reset", "delete")

@@ -1,12 +1,15 @@
 """`/v1/groups`: lists, describes and deletes groups, with their lag, and resets their committed offsets."""
 
+from math import isfinite
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, Response
 from pydantic import Field, model_validator
 
 from moldau.client.admin.admin import Admin
+from moldau.client.admin.group_lag import PartitionLagSample
 from moldau.client.admin.group_offsets import OffsetReset, describe_group_lag, plan_offset_reset
+from moldau.client.admin.requester import single_result
 from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.record import TopicPartition
 from moldau.http.body import json_body
@@ -58,6 +61,40 @@ class GroupDescriptionView(View):
     members: list[GroupMemberView]
     partitions: list[GroupPartitionView]
     total_lag: int
+
+
+class GroupPartitionLagView(View):
+    topic: str
+    partition: int
+    time_ms: int
+    """When the lag was sampled, in milliseconds since 1970."""
+    state: str
+    """`ok`, `falling_behind`, `stalled`, `stopped`, `rewound` or `lost_records`."""
+    isolation_level: str
+    """How the consumers of the group read, as far as the cluster has seen."""
+    committed_offset: int
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    lag_records: int
+    lag_ms: int | None
+    """The age of the first unread record; 0 if there is none, null if it is unknown."""
+    commit_rate: float | None
+    """Offsets per second; null before the second sample."""
+    produce_rate: float | None
+    catch_up_seconds: float | None
+    """The estimated time until the lag is 0; null if it is unknown or the lag does not shrink."""
+    member_id: str | None
+    client_id: str | None
+    client_host: str | None
+
+
+class GroupLagView(View):
+    group: str
+    state: str
+    interval_ms: int
+    """The time between two samples."""
+    partitions: list[GroupPartitionLagView]
 
 
 class ResetOffsetsBody(Body):
@@ -144,6 +181,42 @@ async def describe_group(
         ],
         partitions=partitions,
         total_lag=sum(each.lag or 0 for each in partitions),
+    )
+
+
+@router.get("/groups/{group}/lag", summary="Get the lag of a group in records and seconds")
+async def describe_lag(state: State, group: GroupPath) -> GroupLagView:
+    """Returns the latest sample of the group's coordinator. The lag is that of `/metrics`."""
+    sample = single_result(await (await state.client.admin()).describe_group_lags([group]))
+    return GroupLagView(
+        group=group,
+        state=sample.state,
+        interval_ms=sample.interval_ms,
+        partitions=[_partition_lag_view(each) for each in sample.partitions],
+    )
+
+
+def _partition_lag_view(sample: PartitionLagSample) -> GroupPartitionLagView:
+    lag = sample.lag
+    left_s = lag.catch_up_s
+    return GroupPartitionLagView(
+        topic=sample.partition.topic,
+        partition=sample.partition.partition,
+        time_ms=lag.sampled_ms,
+        state=lag.state,
+        isolation_level="read_committed" if lag.is_read_committed else "read_uncommitted",
+        committed_offset=lag.committed_offset,
+        high_watermark=lag.high_watermark,
+        last_stable_offset=lag.last_stable_offset,
+        log_start_offset=lag.log_start_offset,
+        lag_records=lag.lag_records,
+        lag_ms=lag.lag_ms,
+        commit_rate=lag.commit_rate,
+        produce_rate=lag.produce_rate,
+        catch_up_seconds=None if left_s is None or not isfinite(left_s) else left_s,
+        member_id=sample.member_id,
+        client_id=sample.client_id,
+        client_host=sample.client_host,
     )
 
 

@@ -1,0 +1,255 @@
+"""`moldau group lag`: the lag of groups in records and in seconds, once or live."""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from math import ceil, inf, isfinite
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group as RenderGroup
+from rich.live import Live
+from rich.text import Text
+
+from moldau.cli.admin import REQUEST_TIMEOUT_MS, connected_cluster, notify_if_slow, run_or_exit
+from moldau.cli.console import TextTable, make_table, out_console, pluralize, print_notice, print_table
+from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, IsolationLevel, Json, option, validate_name
+from moldau.client.admin.admin import Admin
+from moldau.client.admin.group_lag import GroupLagSample, PartitionLagSample
+from moldau.client.admin.group_lag_estimator import GroupLagEstimator
+from moldau.client.admin.requester import single_result
+from moldau.client.errors import KafkaError, UnsupportedVersionError
+from moldau.lag.state import LagState, PartitionLag
+
+REFRESH_S = 2.0
+UNKNOWN = "-"
+STATE_STYLES = {LagState.OK: "green", LagState.FALLING_BEHIND: "yellow"}
+NUMBERS = ("partition", "committed", "end", "lag", "time lag", "committed/s", "produced/s", "caught up in")
+
+
+def group_lag(
+    group: Annotated[
+        str | None, typer.Argument(metavar="GROUP", callback=validate_name, help="Group id; by default all groups.")
+    ] = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show the lag live, until Ctrl-C.")] = False,
+    count: Annotated[
+        int | None, option("--count", "NUMBER", "With --watch: end after this many updates.", min=1)
+    ] = None,
+    as_json: Json = False,
+    isolation_level: IsolationLevel = "read_uncommitted",
+) -> None:
+    """Show how far groups are behind: in records, in seconds, and how long it takes them to catch up.
+
+    The time lag is the age of the first unread record. Rates and states come from the last ten samples, so a group that
+    was not looked at before has none yet. --isolation-level is only for brokers that cannot tell how a group reads, as
+    Apache Kafka; there, this command samples by itself.
+
+    moldau group lag billing --watch
+    """
+    if count is not None and not watch:
+        raise typer.BadParameter("--count needs --watch", param_hint="--count")
+    run_or_exit(_show(group, bootstrap, count if watch else 1, watch, as_json, isolation_level), bootstrap)
+
+
+async def _show(
+    group: str | None, bootstrap: str, count: int | None, watch: bool, as_json: bool, isolation_level: str
+) -> None:
+    async with connected_cluster(bootstrap, request_timeout_ms=REQUEST_TIMEOUT_MS) as cluster:
+        admin = Admin(cluster, timeout_ms=REQUEST_TIMEOUT_MS)
+        source = LagSource(admin, group, isolation_level)
+        with notify_if_slow(f"waiting for {bootstrap} ..."):
+            samples = await source.read()
+        if not samples and not watch:
+            print_notice("There are no groups. Run `moldau consume TOPIC --group NAME` to create one.")
+        is_live = watch and not as_json and sys.stdout.isatty()
+        with Live(console=out_console, auto_refresh=False) if is_live else nullcontext() as live:
+            number = 1
+            while True:
+                if as_json:
+                    _print_json(samples)
+                elif live is not None:
+                    live.update(render(samples, source.error), refresh=True)
+                else:
+                    _print_samples(samples, with_time=watch)
+                if number == count:
+                    return
+                number += 1
+                await asyncio.sleep(REFRESH_S)
+                samples = await source.read_again(samples)
+
+
+class LagSource:
+    """Reads the samples of coordinators, or samples by itself if the brokers do not."""
+
+    def __init__(self, admin: Admin, group: str | None, isolation_level: str) -> None:
+        self._admin = admin
+        self._group = group
+        self._isolation_level = isolation_level
+        self._estimator: GroupLagEstimator | None = None
+        self.error: KafkaError | None = None
+        """Why the latest samples could not be read."""
+
+    async def read(self) -> list[GroupLagSample]:
+        if self._estimator is None:
+            try:
+                if self._group is None:
+                    return await self._admin.list_group_lags()
+                return [single_result(await self._admin.describe_group_lags([self._group]))]
+            except UnsupportedVersionError:
+                self._estimator = GroupLagEstimator(
+                    self._admin, isolation_level=self._isolation_level, interval_ms=int(REFRESH_S * 1_000)
+                )
+        return await self._estimator.sample(() if self._group is None else (self._group,))
+
+    async def read_again(self, previous: list[GroupLagSample]) -> list[GroupLagSample]:
+        """Returns the previous samples after a transient error, for example while a coordinator fails over."""
+        try:
+            samples = await self.read()
+        except KafkaError as error:
+            if not error.is_retriable:
+                raise
+            self.error = error
+            return previous
+        self.error = None
+        return samples
+
+
+# Text
+
+
+def render(samples: Sequence[GroupLagSample], error: KafkaError | None = None) -> RenderGroup:
+    parts: list[Any] = [Text(_summary(samples), style="bold"), _table(samples)]
+    if error is not None:
+        parts.append(Text(f"not up to date: {error}", style="red"))
+    return RenderGroup(*parts)
+
+
+def _print_samples(samples: Sequence[GroupLagSample], *, with_time: bool) -> None:
+    if with_time:
+        out_console.print(time.strftime("%H:%M:%S"), markup=False)
+    if not samples:
+        return
+    out_console.print(_summary(samples), markup=False)
+    print_table(_table(samples))
+    lags = [each.lag for group in samples for each in group.partitions]
+    if not with_time and lags and all(lag.commit_rate is None for lag in lags):
+        interval_s = samples[0].interval_ms / 1_000
+        print_notice(f"This is the first sample: there are rates after the next one, in {interval_s:g} s.")
+
+
+def _summary(samples: Sequence[GroupLagSample]) -> str:
+    lags = [each.lag for group in samples for each in group.partitions]
+    times = [lag.lag_ms for lag in lags if lag.lag_ms is not None]
+    not_ok = sum(lag.state is not LagState.OK for lag in lags)
+    name = samples[0].group if len(samples) == 1 else pluralize(len(samples), "group")
+    return (
+        f"{name}: {pluralize(sum(lag.lag_records for lag in lags), 'record')} behind, at most "
+        f"{format_ms(max(times, default=0))}; {pluralize(not_ok, 'partition')} of {len(lags)} not ok"
+    )
+
+
+def _table(samples: Sequence[GroupLagSample]) -> TextTable:
+    table = make_table("group", "topic", *NUMBERS, "trend", "state", "consumer", numbers=NUMBERS)
+    for group in samples:
+        for each in group.partitions:
+            lag = each.lag
+            end_offset = lag.last_stable_offset if lag.is_read_committed else lag.high_watermark
+            table.add_row(
+                group.group,
+                each.partition.topic,
+                str(each.partition.partition),
+                str(lag.committed_offset),
+                str(end_offset),
+                str(lag.lag_records),
+                format_ms(lag.lag_ms),
+                _format_rate(lag.commit_rate),
+                _format_rate(lag.produce_rate),
+                _format_catch_up(lag),
+                trend(lag),
+                Text(str(lag.state).replace("_", " "), style=STATE_STYLES.get(lag.state, "red")),
+                _consumer(each),
+            )
+    return table
+
+
+def trend(lag: PartitionLag) -> str:
+    """Returns how the lag changes."""
+    if lag.commit_rate is None or lag.produce_rate is None:
+        return UNKNOWN
+    gain = lag.commit_rate - lag.produce_rate
+    if not lag.lag_records or not gain:
+        return "steady"
+    return "shrinks" if gain > 0 else "grows"
+
+
+def format_ms(value_ms: int | None) -> str:
+    """Returns a time with two units at most, such as `3.2 s` or `2 h 5 min`."""
+    if value_ms is None:
+        return UNKNOWN
+    if value_ms < 60_000:
+        return f"{value_ms / 1000:.1f} s" if value_ms else "0 s"
+    seconds = value_ms // 1000
+    for size, unit, smaller_size, smaller in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s")):
+        if seconds >= size:
+            rest = seconds % size // smaller_size
+            return f"{seconds // size} {unit}" + (f" {rest} {smaller}" if rest else "")
+    raise AssertionError("at least a minute")
+
+
+def _format_rate(rate: float | None) -> str:
+    if rate is None:
+        return UNKNOWN
+    return f"{rate:.1f}" if rate < 100 else str(round(rate))
+
+
+def _format_catch_up(lag: PartitionLag) -> str:
+    left_s = lag.catch_up_s
+    if left_s is None:
+        return UNKNOWN
+    return format_ms(ceil(left_s) * 1000) if left_s < inf else "never"
+
+
+def _consumer(sample: PartitionLagSample) -> str:
+    return UNKNOWN if sample.member_id is None else f"{sample.client_id}{sample.client_host} {sample.member_id}"
+
+
+# JSON
+
+
+def _print_json(samples: Iterable[GroupLagSample]) -> None:
+    for group in samples:
+        for each in group.partitions:
+            out_console.print(json.dumps(to_row(group, each)), markup=False)
+
+
+def to_row(group: GroupLagSample, sample: PartitionLagSample) -> dict[str, Any]:
+    """Returns the sample as JSON. The first fields are those of the topic `moldau.metrics`."""
+    lag = sample.lag
+    left_s = lag.catch_up_s
+    return {
+        "time_ms": lag.sampled_ms,
+        "group": group.group,
+        "topic": sample.partition.topic,
+        "partition": sample.partition.partition,
+        "committed_offset": lag.committed_offset,
+        "high_watermark": lag.high_watermark,
+        "log_start_offset": lag.log_start_offset,
+        "lag_records": lag.lag_records,
+        "lag_ms": lag.lag_ms,
+        "commit_rate": lag.commit_rate,
+        "produce_rate": lag.produce_rate,
+        "state": str(lag.state),
+        "trend": trend(lag),
+        "last_stable_offset": lag.last_stable_offset,
+        "isolation_level": "read_committed" if lag.is_read_committed else "read_uncommitted",
+        "time_source": "append" if lag.is_append_time else "timestamp",
+        "catches_up": None if left_s is None else isfinite(left_s),
+        "catch_up_seconds": None if left_s is None or not isfinite(left_s) else round(left_s, 1),
+        "member_id": sample.member_id,
+        "client_id": sample.client_id,
+        "client_host": sample.client_host,
+    }
