@@ -36,8 +36,8 @@ METRICS_TOPIC = "moldau.metrics"
 LANE = "lag"
 READER_TIMEOUT_MS = 300_000
 """How long sampling continues after the last read. Collectors of metrics read more often."""
-OFFSETS_PER_REQUEST_MAX = 1_000
-"""Encoding a request of this size takes about a millisecond."""
+OFFSETS_PER_REQUEST_MAX = 500
+"""Decoding a response of this size takes about a millisecond."""
 WAKE_DELAY_MS = 200
 """The delay before a sample out of turn, so that many reasons for one cause a single sample."""
 RETRY_DELAY_MS = 500
@@ -278,7 +278,9 @@ class LagSampler:
                 response = await self._peers.call(leader, ApiKey.DESCRIBE_PARTITION_LAG, tree, lane=LANE)
                 # The leader has read its clock in between. Half of the way leads there, half back.
                 clock_difference_ms = (sent_ms + self._clock.wall_ms()) // 2 - response.now_ms
-                found.update(_results_in(response, clock_difference_ms))
+                for partition, result in _results_in(response, clock_difference_ms):
+                    # The offsets of a partition can be in several requests.
+                    found[partition] = result if partition not in found else _merge(found[partition], result)
         except MoldauError as error:
             log.debug("the lag of partitions is unknown for now", leader=leader, reason=str(error))
         return found
@@ -339,12 +341,16 @@ def _requests(queries: Queries) -> Iterator[Mapping[str, Any]]:
     """Yields requests of limited size. A single one is enough unless there are very many partitions."""
     topics: dict[str, list[Mapping[str, Any]]] = {}
     count = 0
-    for (topic, index), offsets in queries.items():
-        if count + len(offsets) > OFFSETS_PER_REQUEST_MAX and topics:
-            yield _request(topics)
-            topics, count = {}, 0
-        count += len(offsets)
-        topics.setdefault(topic, []).append({"partition_index": index, "committed_offsets": list(offsets)})
+    for (topic, index), all_offsets in queries.items():
+        offsets = list(all_offsets)
+        while offsets:
+            part = offsets[: OFFSETS_PER_REQUEST_MAX - count]
+            offsets = offsets[len(part) :]
+            count += len(part)
+            topics.setdefault(topic, []).append({"partition_index": index, "committed_offsets": part})
+            if count == OFFSETS_PER_REQUEST_MAX:
+                yield _request(topics)
+                topics, count = {}, 0
     if topics:
         yield _request(topics)
 
@@ -370,3 +376,8 @@ def _results_in(response: Message, clock_difference_ms: int) -> Iterator[tuple[T
                     each.high_watermark, each.last_stable_offset, each.log_start_offset, unread
                 )
                 yield (topic.name, each.partition_index), _Found(progress, clients)
+
+
+def _merge(first: _Found, second: _Found) -> _Found:
+    unread = {**first.progress.unread, **second.progress.unread}
+    return _Found(second.progress._replace(unread=unread), second.read_committed_clients)

@@ -5,7 +5,7 @@ it commits; see `is_read_committed`.
 """
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from enum import StrEnum
 from itertools import pairwise
 from math import inf
@@ -18,7 +18,7 @@ WINDOW = 10
 SAMPLES_MIN = 5
 """How many samples are needed to call a consumer stalled or falling behind."""
 NO_RECORD = -1
-_POINT_FIELDS = 5
+_FIELD_COUNT = 5
 
 
 class LagState(StrEnum):
@@ -92,43 +92,46 @@ class PartitionLag(NamedTuple):
         return self.lag_records / gain if gain > 0 else inf
 
 
-class _Point(NamedTuple):
-    now_ms: int
-    committed_offset: int
-    commit_timestamp_ms: int
-    high_watermark: int
-    lag_records: int
+class _Window(NamedTuple):
+    """The latest samples, the oldest first."""
+
+    times_ms: Sequence[int]
+    committed_offsets: Sequence[int]
+    commit_timestamps_ms: Sequence[int]
+    high_watermarks: Sequence[int]
+    lags: Sequence[int]
 
 
 class PartitionLagTracker:
     """The samples of one partition of a group."""
 
-    __slots__ = ("_is_read_committed", "_points", "lag")
+    __slots__ = ("_is_read_committed", "_values", "lag")
 
     def __init__(self) -> None:
         self.lag: PartitionLag | None = None
         self._is_read_committed = False
-        # An array needs a tenth of the memory of tuples.
-        self._points = array("q")
+        # The values of one sample after those of another: an array needs a tenth of the memory of tuples.
+        self._values = array("q")
 
     @property
     def sampled_ms(self) -> int | None:
         """The monotonic time of the latest sample."""
-        return self._points[-_POINT_FIELDS] if self._points else None
+        return self._values[-_FIELD_COUNT] if self._values else None
 
     def observe(self, found: Observation, interval_ms: int) -> PartitionLag:
         self._is_read_committed = is_read_committed(found, self._is_read_committed)
         end_offset = found.last_stable_offset if self._is_read_committed else found.high_watermark
         lag_records = max(0, end_offset - found.committed_offset)
         lag_ms = _lag_ms(found, end_offset)
-        self._points.extend(
+        values = self._values
+        values.extend(
             (found.now_ms, found.committed_offset, found.commit_timestamp_ms, found.high_watermark, lag_records)
         )
-        del self._points[: -WINDOW * _POINT_FIELDS]
-        points = list(self._iterate())
+        del values[: -WINDOW * _FIELD_COUNT]
+        window = _Window(*(values[number::_FIELD_COUNT] for number in range(_FIELD_COUNT)))
         self.lag = PartitionLag(
             sampled_ms=found.wall_ms,
-            state=_state(found, points, lag_ms, (WINDOW - 1) * interval_ms),
+            state=_state(found, window, lag_ms, (WINDOW - 1) * interval_ms),
             committed_offset=found.committed_offset,
             commit_timestamp_ms=found.commit_timestamp_ms,
             high_watermark=found.high_watermark,
@@ -138,15 +141,10 @@ class PartitionLagTracker:
             lag_records=lag_records,
             lag_ms=lag_ms,
             is_append_time=found.is_append_time,
-            commit_rate=_rate(points, [each.committed_offset for each in points]),
-            produce_rate=_rate(points, [each.high_watermark for each in points]),
+            commit_rate=_rate(window.times_ms, window.committed_offsets),
+            produce_rate=_rate(window.times_ms, window.high_watermarks),
         )
         return self.lag
-
-    def _iterate(self) -> Iterator[_Point]:
-        values = self._points
-        for start in range(0, len(values), _POINT_FIELDS):
-            yield _Point(*values[start : start + _POINT_FIELDS])
 
 
 def is_read_committed(found: Observation, previously: bool = False) -> bool:
@@ -174,33 +172,33 @@ def _lag_ms(found: Observation, end_offset: int) -> int | None:
     return None if found.unread_ms == NO_TIMESTAMP else max(0, found.wall_ms - found.unread_ms)
 
 
-def _state(found: Observation, points: Sequence[_Point], lag_ms: int | None, window_ms: int) -> LagState:
+def _state(found: Observation, window: _Window, lag_ms: int | None, window_ms: int) -> LagState:
     """Returns the state. `window_ms` is the length of a full window, which may have more samples than there are yet."""
-    lags = [each.lag_records for each in points]
+    lags, commits, commit_times = window.lags, window.committed_offsets, window.commit_timestamps_ms
     if found.committed_offset < found.log_start_offset:
         return LagState.LOST_RECORDS
     if not lags[-1]:
         return LagState.OK
-    commits = [each.committed_offset for each in points]
     if any(later < earlier for earlier, later in pairwise(commits)):
         return LagState.REWOUND
+    lowest = min(lags)
     # A record that was appended since then means that the lag was 0 lately.
-    is_unread_long = min(lags) > 0 if lag_ms is None else lag_ms > window_ms
+    is_unread_long = lowest > 0 if lag_ms is None else lag_ms > window_ms
     if is_unread_long and found.wall_ms - found.commit_timestamp_ms > window_ms:
         return LagState.STOPPED
-    if not min(lags) or len(points) < SAMPLES_MIN:
+    if not lowest or len(lags) < SAMPLES_MIN:
         return LagState.OK
-    if commits[0] == commits[-1] and points[0].commit_timestamp_ms < points[-1].commit_timestamp_ms:
+    if commits[0] == commits[-1] and commit_times[0] < commit_times[-1]:
         return LagState.STALLED
     half = len(lags) // 2
     # So a lag that goes up and down with batches or commits is not one that grows.
     return LagState.FALLING_BEHIND if min(lags[half:]) > max(lags[:half]) else LagState.OK
 
 
-def _rate(points: Sequence[_Point], offsets: Sequence[int]) -> float | None:
+def _rate(times_ms: Sequence[int], offsets: Sequence[int]) -> float | None:
     """Returns by how much offsets grow per second, over the samples since they last decreased."""
     first = len(offsets) - 1
     while first > 0 and offsets[first - 1] <= offsets[first]:
         first -= 1
-    duration_ms = points[-1].now_ms - points[first].now_ms
+    duration_ms = times_ms[-1] - times_ms[first]
     return (offsets[-1] - offsets[first]) * 1000 / duration_ms if duration_ms > 0 else None

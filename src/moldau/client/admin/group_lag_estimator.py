@@ -3,7 +3,6 @@
 The time of the first unread record is its timestamp, so it is read from the topic. Rates need a second sample.
 """
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from moldau.client.admin.admin import Admin
@@ -14,9 +13,10 @@ from moldau.client.consumer.offset_lookup import EARLIEST
 from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.record import ConsumerRecord, TopicPartition
 from moldau.lag.state import NO_RECORD, Observation, PartitionLagTracker
+from moldau.platform.clock import Clock, SystemClock
 from moldau.records.batch import NO_TIMESTAMP
 
-READ_TIMEOUT_S = 5.0
+READ_TIMEOUT_MS = 5_000
 """How long unread records are read. The time of the others is unknown in this sample."""
 POLL_TIMEOUT_MS = 200
 PARTITION_FETCH_BYTES = 65_536
@@ -26,12 +26,13 @@ Position = tuple[TopicPartition, int]
 
 
 class GroupLagEstimator:
-    def __init__(self, admin: Admin, *, isolation_level: str, interval_ms: int) -> None:
+    def __init__(self, admin: Admin, *, isolation_level: str, interval_ms: int, clock: Clock | None = None) -> None:
         """`isolation_level` says how the consumers read, because brokers do not know it. `sample` is called once per
         interval."""
         self._admin = admin
         self._is_read_committed = isolation_level == "read_committed"
         self._interval_ms = interval_ms
+        self._clock = SystemClock() if clock is None else clock
         self._trackers: dict[tuple[str, TopicPartition], PartitionLagTracker] = {}
         self._commits: dict[tuple[str, TopicPartition], tuple[int, int]] = {}
         """The committed offset of each partition of a group, and when it was first seen."""
@@ -78,7 +79,7 @@ class GroupLagEstimator:
     def _observation(
         self, group: str, partition: TopicPartition, offset: int, found: GroupLag, start_offset: int
     ) -> Observation:
-        wall_ms = time.time_ns() // 1_000_000
+        wall_ms = self._clock.wall_ms()
         high_watermark = found.ends.high_watermarks[partition]
         last_stable_offset = found.ends.last_stable_offsets[partition]
         known_offset, commit_ms = self._commits.get((group, partition), (None, wall_ms))
@@ -94,7 +95,7 @@ class GroupLagEstimator:
             # The record was not read in time, if there is one.
             unread_offset = position[1]
         return Observation(
-            now_ms=time.monotonic_ns() // 1_000_000,
+            now_ms=self._clock.monotonic_ms(),
             wall_ms=wall_ms,
             committed_offset=offset,
             commit_timestamp_ms=commit_ms,
@@ -123,16 +124,16 @@ class GroupLagEstimator:
             position: record for position, record in self._unread.items() if position in wanted and record is not None
         }
         missing = [position for position in wanted if position not in self._unread]
-        deadline_s = time.monotonic() + READ_TIMEOUT_S
+        deadline_ms = self._clock.monotonic_ms() + READ_TIMEOUT_MS
         while missing:
             # A consumer reads a partition at one position at a time.
             turn = dict(missing)
             ends = {partition: wanted[partition, offset] for partition, offset in turn.items()}
-            await self._read_records(turn, ends, deadline_s)
+            await self._read_records(turn, ends, deadline_ms)
             missing = [(partition, offset) for partition, offset in missing if turn[partition] != offset]
 
     async def _read_records(
-        self, positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], deadline_s: float
+        self, positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], deadline_ms: int
     ) -> None:
         async with Consumer(
             cluster=self._admin.cluster,
@@ -145,7 +146,7 @@ class GroupLagEstimator:
             for partition, offset in positions.items():
                 consumer.seek(partition, offset)
             left = set(positions)
-            while left and (timeout_ms := int((deadline_s - time.monotonic()) * 1_000)) > 0:
+            while left and (timeout_ms := deadline_ms - self._clock.monotonic_ms()) > 0:
                 for record in await consumer.poll(min(timeout_ms, POLL_TIMEOUT_MS)):
                     partition = TopicPartition(record.topic, record.partition)
                     if partition in left:
