@@ -1,8 +1,8 @@
 """DescribeGroupLag: returns the latest sample of the lag of groups (an API of Moldau).
 
 Only the coordinator of a group has samples; another broker returns NOT_COORDINATOR. An empty list of groups means all
-groups of the broker. A group that was not sampled yet is sampled now. Unknown times and rates are -1. `member_id` is
-the member that reads the partition.
+groups of the broker. Partitions that were not sampled yet are sampled now. Unknown times and rates are -1. The member
+is the one to which the partition is assigned.
 """
 
 from collections.abc import Mapping
@@ -34,9 +34,12 @@ async def describe_group_lag(
     sampler = broker.lag_sampler
     sampler.request()
     group_ids = list(dict.fromkeys(request.group_ids)) or broker.groups.group_ids()
-    if any(sampler.read(group_id) is None and broker.groups.coordinates(group_id) for group_id in group_ids):
-        await sampler.wait_for_sample()
     time_slice = TimeSlice(broker.platform.clock)
+    for group_id in group_ids:
+        if not sampler.has_sampled(group_id):
+            await sampler.wait_for_sample()
+            break
+        await time_slice.yield_if_used()
     groups = []
     for group_id in group_ids:
         groups.append(await _group_response(broker, sampler, group_id))

@@ -148,6 +148,13 @@ class LagSampler:
         sample = self._samples.get(group_id)
         return sample if sample is not None and self._groups.coordinates(group_id) else None
 
+    def has_sampled(self, group_id: str) -> bool:
+        """Returns whether the latest sample has all partitions of a group. The group may have committed since then."""
+        sample, reading = self._samples.get(group_id), self._read(group_id, self._metadata.image)
+        if sample is None or reading is None:
+            return reading is None
+        return all(partition in sample.partitions for partition, *_ in reading.offsets)
+
     def read_all(self) -> Iterator[tuple[str, GroupLagSample]]:
         """Yields the latest sample of each group that this node still coordinates."""
         for group_id, sample in list(self._samples.items()):
