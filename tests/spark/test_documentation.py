@@ -1,6 +1,8 @@
 """The Spark examples of the documentation and of examples/ run as printed; only addresses are replaced."""
 
+import json
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,3 +67,22 @@ def test_the_pipeline_example(bootstrap: str, tmp_path: Path) -> None:
         "moldau pipeline check revenue.yaml && moldau pipeline run revenue.yaml --available-now", tmp_path, bootstrap
     )
     assert "5.0" in run_shell("moldau consume revenue --from-beginning --count 1", tmp_path, bootstrap)
+
+
+@pytest.mark.slow
+def test_the_example_of_the_audit(bootstrap: str, tmp_path: Path) -> None:
+    run_shell("seq 20 | moldau produce orders", tmp_path, bootstrap)
+    output = run_shell(blocks("docs/cluster_pipelines.md", "sh")[0], tmp_path, bootstrap)
+    assert "orders: 1 replica of 1 partition is equal" in output
+
+
+@pytest.mark.slow
+def test_the_example_of_the_lag_history(bootstrap: str, tmp_path: Path) -> None:
+    now_ms = round(time.time() * 1000)
+    sample = {"kind": "partition", "time_ms": now_ms, "topic": "orders", "partition": 0, "produce_rate": 2.5}
+    run_shell(f"echo '{json.dumps(sample)}' | moldau produce moldau.metrics", tmp_path, bootstrap)
+    script = blocks("docs/cluster_pipelines.md", "sh")[1].replace(
+        "lag-history.yaml &", "lag-history.yaml --available-now"
+    )
+    run_shell(script, tmp_path, bootstrap)
+    assert "orders  (max 2.5)" in (tmp_path / "lag_history.svg").read_text()

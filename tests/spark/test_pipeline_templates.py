@@ -13,6 +13,7 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from moldau.pipelines.charts.lag_history import HistoryFilter, draw_lag_history
 from moldau.pipelines.templates import template
 from moldau.pipelines.templates.generator import GeneratedRecord, orders
 from moldau.testing import Broker
@@ -150,3 +151,38 @@ def test_a_topic_becomes_a_table(spark: SparkSession, broker: Broker, tmp_path: 
             customer: (state["name"], state["city"], state["plan"], _time(state["changed_at"]))
             for customer, state in expected.items()
         }
+
+
+@pytest.mark.slow
+def test_metrics_become_a_history_of_lag(spark: SparkSession, broker: Broker, tmp_path: Path) -> None:
+    create_topics(broker.bootstrap, {"moldau.metrics": 1})
+    runs = PipelineRuns(spark, broker.bootstrap, tmp_path, template("lag-history"))
+    # The samples cross midnight in UTC, 12 hours after the start.
+    made = [each for number in range(60) for each in metrics_at(START_MS + 12 * 3_600_000 - 300_000 + 10_000 * number)]
+    other = GeneratedRecord(b"new", json.dumps({"kind": "new-in-a-later-version", "time_ms": START_MS}).encode())
+    for part in (made[:100], [other, GeneratedRecord(b"bad", b"{")], made[100:]):
+        send_all(broker.bootstrap, "moldau.metrics", part)
+        runs.run_to_end()
+
+    table = tmp_path / "tables" / "lag_history"
+    rows = table_rows(table)
+    assert len(rows) == len(made)
+    assert DeltaTable(str(table)).metadata().partition_columns == ["day", "kind"]
+    assert {str(row["day"]) for row in rows} == {"2026-01-31", "2026-02-01"}
+    last = max((row for row in rows if row["kind"] == "group-lag"), key=lambda row: row["time"])
+    assert (last["group"], last["topic"], last["lag_records"], last["lag_ms"]) == ("billing", "orders", 40, None)
+    chart = draw_lag_history(table, HistoryFilter())
+    assert "billing  (max 40)" in chart
+    assert "orders  (max 5)" in chart
+
+
+def metrics_at(time_ms: int) -> list[GeneratedRecord]:
+    """Returns the records that a cluster with one partition and one group writes at this time."""
+    position = {"topic": "orders", "partition": 0, "high_watermark": 100, "log_start_offset": 0, "time_ms": time_ms}
+    lag = {"committed_offset": 60, "lag_records": 40, "lag_ms": None, "commit_rate": 2.5, "state": "ok"}
+    of_group = {**position, **lag, "kind": "group-lag", "group": "billing", "produce_rate": 5.0}
+    of_partition = {**position, "kind": "partition", "size_bytes": 4096, "produce_rate": 5.0}
+    return [
+        GeneratedRecord(b"billing/orders/0", json.dumps(of_group).encode()),
+        GeneratedRecord(b"/orders/0", json.dumps(of_partition).encode()),
+    ]

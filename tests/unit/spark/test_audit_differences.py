@@ -15,6 +15,7 @@ from moldau.spark.audit.replica_reader import ReplicaReadError, stored_batches
 ORDERS = TopicPartition("orders", 0)
 LEADER, SECOND, THIRD = 1, 2, 3
 BROKERS = (LEADER, SECOND, THIRD)
+EQUAL = dict.fromkeys(BROKERS, "a")
 
 
 def planned(*, by_key: bool = False, **changes: object) -> PlannedPartition:
@@ -28,11 +29,12 @@ def group(offset: int, digests: dict[int, str], *, kind: str = BATCH, count: int
         ReplicaValue(BROKERS.index(broker), broker, offset, digest, problems.get(f"b{broker}"))
         for broker, digest in digests.items()
     )
-    return Group(ORDERS, kind, offset, b"k" if kind == RECORD else None, values, count, 10 * count)
+    is_equal = digests == EQUAL and not problems
+    return Group(ORDERS, kind, offset, b"k" if kind == RECORD else None, values, count, 10 * count, is_equal)
 
 
 def stop(broker: int, offset: int, reason: str = "its log ends") -> Group:
-    return Group(ORDERS, STOP, offset, None, (ReplicaValue(0, broker, offset, None, reason),), 1, 0)
+    return Group(ORDERS, STOP, offset, None, (ReplicaValue(0, broker, offset, None, reason),), 1, 0, is_equal=False)
 
 
 def found(
@@ -40,9 +42,6 @@ def found(
 ) -> list[tuple[int, int | None, str]]:
     (result,) = partition_results([plan or planned()], groups, {ORDERS: log_start})
     return [(each.replica, each.offset, each.what) for each in result.differences]
-
-
-EQUAL = dict.fromkeys(BROKERS, "a")
 
 
 def test_equal_groups_have_no_difference_and_are_counted() -> None:
@@ -104,7 +103,7 @@ def test_a_batch_that_only_a_follower_has_is_its_difference() -> None:
 
 
 def test_a_log_that_starts_later_than_the_leaders_is_a_difference() -> None:
-    start = Group(ORDERS, START, 40, None, (ReplicaValue(1, SECOND, 40, None, None),), 1, 0)
+    start = Group(ORDERS, START, 40, None, (ReplicaValue(1, SECOND, 40, None, None),), 1, 0, is_equal=False)
     missing = group(0, {LEADER: "a", THIRD: "a"}, count=4)
 
     assert found(start, missing) == [(SECOND, 0, "its log starts at 40, the leader's at 0")]

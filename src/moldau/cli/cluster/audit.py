@@ -92,7 +92,8 @@ def _summary(parts: Any, differing: int) -> str:
         amount = f"latest records of {sum(each.units for each in parts):,} keys"
     else:
         amount = f"{sum(each.units for each in parts):,} batches, {sum(each.size for each in parts):,} bytes"
-    return f"{replicas} replicas of {partitions} are equal up to the high watermark ({amount})"
+    verb = "is" if replicas == 1 else "are"
+    return f"{pluralize(replicas, 'replica')} of {partitions} {verb} equal up to the high watermark ({amount})"
 
 
 def _key_text(key: bytes) -> str:

@@ -11,4 +11,4 @@ moldau pipeline check revenue.yaml
 moldau pipeline run revenue.yaml
 
 moldau pipeline status revenue"""
-COMMANDS = ("new", "check", "run", "list", "status", "stop", "replay", "redrive")
+COMMANDS = ("new", "check", "run", "list", "status", "stop", "replay", "redrive", "chart")

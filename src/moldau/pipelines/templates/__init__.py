@@ -5,6 +5,7 @@ from importlib.resources import files
 TEMPLATES = {
     "orders-revenue": "orders to revenue per minute and product, into a topic and a table",
     "compacted-table": "a topic as a table: one row per key, deleted by a tombstone",
+    "lag-history": "lag and rates of the cluster's metrics topic, into a table for `moldau pipeline chart`",
     "blank": "a minimal pipeline: one topic in, one topic out",
 }
 

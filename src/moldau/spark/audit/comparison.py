@@ -39,7 +39,11 @@ class ReplicaComparison:
             for rank in range(len(each.brokers))
         ]
         self.has_tasks = bool(tasks)
-        self._sets = _matching_rows(self._read(tasks)).persist()
+        counts = spark.createDataFrame(
+            [(each.topic, each.partition, len(each.brokers)) for each in partitions],
+            "topic STRING, partition INT, replicas INT",
+        )
+        self._sets = _matching_rows(self._read(tasks), counts).persist()
 
     def _read(self, tasks: Sequence[ReplicaTask]) -> "DataFrame":
         # One row and Spark partition per task, because a task reads one replica.
@@ -50,10 +54,10 @@ class ReplicaComparison:
         return self._collect(self._sets)
 
     def regroup(self, log_starts: Mapping[TopicPartition, int], newer: Iterable[PlannedPartition] = ()) -> list[Group]:
-        """Groups the rows again, without batches and keys that may differ because the log changes during the audit.
+        """Groups the rows again, without unequal sets whose reason is that the log changes during the audit.
 
-        Retention deletes batches below `log_starts`. Compaction removes keys that have newer records: those in the
-        ranges of `newer`, which follow the audited ones and are read from the leaders.
+        Retention deletes batches below `log_starts`. Compaction removes records of keys that have newer ones: those in
+        the ranges of `newer`, which follow the audited ones and are read from the leaders.
         """
         from pyspark.sql import functions as F
 
@@ -62,15 +66,16 @@ class ReplicaComparison:
             "topic STRING, partition INT, log_start BIGINT",
         )
         sets = self._sets.join(F.broadcast(starts), ["topic", "partition"], "left")
-        is_data = F.col("kind").isin(BATCH, RECORD)
-        sets = sets.where(~is_data | F.col("log_start").isNull() | (F.col("offset") >= F.col("log_start")))
+        is_changed = F.col("offset") < F.coalesce("log_start", F.lit(0))
         tasks = [
             ReplicaTask(each, 0, self._connection, self._stall_timeout_ms) for each in newer if each.start < each.end
         ]
         if tasks:
             keys = self._read(tasks).where(F.col("kind") == RECORD).select("topic", "partition", "key").distinct()
-            sets = sets.join(keys, ["topic", "partition", "key"], "left_anti")
-        return self._collect(sets)
+            sets = sets.join(keys.withColumn("is_newer", F.lit(True)), ["topic", "partition", "key"], "left")
+            is_changed = is_changed | F.col("is_newer").isNotNull()
+        is_data = F.col("kind").isin(BATCH, RECORD)
+        return self._collect(sets.where(~(is_data & ~F.col("is_equal") & is_changed)))
 
     def close(self) -> None:
         self._sets.unpersist()
@@ -79,7 +84,7 @@ class ReplicaComparison:
         from pyspark.sql import functions as F
 
         lowest = F.min_by(F.struct("offset", "key", "values"), "offset").alias("lowest")
-        grouped = sets.groupBy("topic", "partition", "kind", "signature").agg(
+        grouped = sets.groupBy("topic", "partition", "kind", "is_equal", "signature").agg(
             lowest, F.count("*").alias("set_count"), F.sum("size").alias("size")
         )
         return [
@@ -91,13 +96,14 @@ class ReplicaComparison:
                 tuple(ReplicaValue(*each) for each in row.lowest["values"]),
                 row.set_count,
                 row.size or 0,
+                row.is_equal and row.kind in (BATCH, RECORD),
             )
             for row in grouped.collect()
         ]
 
 
-def _matching_rows(rows: "DataFrame") -> "DataFrame":
-    """Returns the sets of rows that belong together, with their signatures."""
+def _matching_rows(rows: "DataFrame", counts: "DataFrame") -> "DataFrame":
+    """Returns the sets of rows that belong together, with their signatures. `counts` has the number of replicas."""
     from pyspark.sql import functions as F
 
     value = F.struct("rank", "replica", "offset", "digest", "problem")
@@ -142,5 +148,14 @@ def _matching_rows(rows: "DataFrame") -> "DataFrame":
             ":", each.replica.cast("string"), F.array_position(digests, each.digest).cast("string"), each.problem
         ),
     )
-    found: DataFrame = sets.withColumn("signature", F.concat_ws(",", signature))
+    is_equal = (
+        (F.size("values") == F.col("replicas"))
+        & (F.size(digests) == 1)
+        & F.forall("values", lambda each: each.problem.isNull())
+    )
+    found: DataFrame = (
+        sets.join(F.broadcast(counts), ["topic", "partition"])
+        .withColumn("signature", F.concat_ws(",", signature))
+        .withColumn("is_equal", is_equal)
+    )
     return found

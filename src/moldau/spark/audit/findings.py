@@ -102,7 +102,7 @@ def _differences(planned: PlannedPartition, groups: Sequence[Group], log_start: 
             what = f"its log starts at {limit.start}, the leader's at {log_start}"
             add(Difference(partition, broker, log_start, what), 0)
     for group in groups:
-        if group.kind in (BATCH, RECORD) and not group.is_equal(len(planned.brokers)):
+        if group.kind in (BATCH, RECORD) and not group.is_equal:
             for difference in _group_differences(planned, group, limits):
                 add(difference, group.set_count)
     for _, each in sorted(found.items()):

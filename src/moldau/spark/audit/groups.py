@@ -31,8 +31,5 @@ class Group(NamedTuple):
     set_count: int
     size: int
     """The size of all batches in the sets of rows, in bytes. Equal batches count once."""
-
-    def is_equal(self, replicas: int) -> bool:
-        if self.kind not in (BATCH, RECORD) or len(self.values) != replicas:
-            return False
-        return len({each.digest for each in self.values}) == 1 and all(each.problem is None for each in self.values)
+    is_equal: bool
+    """Whether all replicas have the row, without a problem and with the same digest."""

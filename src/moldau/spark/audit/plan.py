@@ -119,6 +119,7 @@ async def log_starts(cluster: Cluster, partitions: Iterable[PlannedPartition]) -
 
 
 async def stable_ends(cluster: Cluster, partitions: Iterable[PlannedPartition]) -> Mapping[TopicPartition, int]:
-    """Returns the current high watermarks of the partitions."""
-    found = await list_offsets(cluster, {each.topic_partition: LATEST for each in partitions})
+    """Returns the current last stable offsets of the partitions."""
+    times = {each.topic_partition: LATEST for each in partitions}
+    found = await list_offsets(cluster, times, isolation_level=READ_COMMITTED)
     return {partition: each.offset for partition, each in found.items()}

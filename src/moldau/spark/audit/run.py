@@ -65,8 +65,7 @@ def audit(spark: "SparkSession", options: AuditOptions) -> list[PartitionResult]
 
 
 def _differing(planned: Sequence[PlannedPartition], groups: Sequence[Group]) -> list[PlannedPartition]:
-    replicas = {each.topic_partition: len(each.brokers) for each in planned}
-    names = {each.partition for each in groups if not each.is_equal(replicas[each.partition])}
+    names = {each.partition for each in groups if not each.is_equal}
     return [each for each in planned if each.topic_partition in names]
 
 

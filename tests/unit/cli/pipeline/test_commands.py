@@ -133,7 +133,7 @@ def test_new_overwrites_a_file_only_with_force() -> None:
 
 def test_invalid_names_and_templates_are_errors() -> None:
     assert "is not a valid name" in fails("pipeline", "new", "a/b")
-    assert "is not one of orders-revenue, compacted-table, blank" in fails(
+    assert "is not one of orders-revenue, compacted-table, lag-history, blank" in fails(
         "pipeline", "new", "mine", "--from", "nothing", code=2
     )
 

@@ -1,0 +1,1 @@
+"""Charts of tables that pipelines write."""
