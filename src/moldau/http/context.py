@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from moldau.http.pipeline_metrics import PipelineReports
 from moldau.server.api import Broker
 
 
@@ -16,6 +17,8 @@ class HttpContext:
     """The number of requests that failed with an unexpected exception."""
     received_bytes: int = 0
     """The size of the bodies of all requests in progress."""
+
+    pipeline_reports: PipelineReports = field(default_factory=PipelineReports)
 
     close_callbacks: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     """Called when the node stops and all HTTP connections are closed."""

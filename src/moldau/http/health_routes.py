@@ -24,7 +24,7 @@ def _response(path: str, context: Context) -> JSONResponse:
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(context: Context) -> Response:
     """Returns the metrics of this node for Prometheus."""
-    return Response(b"".join(await render_metrics(context.broker)), media_type=CONTENT_TYPE)
+    return Response(b"".join(await render_metrics(context.broker, context.pipeline_reports)), media_type=CONTENT_TYPE)
 
 
 @router.get("/healthcheck")

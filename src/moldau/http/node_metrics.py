@@ -7,12 +7,14 @@ replica, and names without a topic or partition are per node.
 
 import asyncio
 from collections.abc import Iterator
+from itertools import chain
 
 from moldau import __version__
 from moldau.broker_lifecycle.state import BrokerState
 from moldau.http.cluster_metrics import cluster_families, controller_families, quorum_families
 from moldau.http.lag_metrics import lag_families
 from moldau.http.partition_metrics import PartitionTotals, partition_families, partition_slices
+from moldau.http.pipeline_metrics import PipelineReports
 from moldau.http.system_metrics import disk_families, network_families, process_families
 from moldau.metrics.exposition import (
     PAUSE,
@@ -40,12 +42,14 @@ _KAFKA_STATES = {
 """The numbers of Kafka's BrokerState."""
 
 
-async def render_metrics(broker: Broker) -> list[bytes]:
+async def render_metrics(broker: Broker, pipelines: PipelineReports) -> list[bytes]:
     """Returns the metrics as blocks of text. Other work of the node runs in between."""
     clock = broker.platform.clock
+    await pipelines.refresh(broker)
     blocks = []
     slice_start_us = clock.monotonic_us()
-    for block in write_families(node_families(broker)):
+    families = chain(node_families(broker), pipelines.families(clock.wall_ms()))
+    for block in write_families(families):
         if block:
             blocks.append(block.encode())
         if clock.monotonic_us() - slice_start_us >= SLICE_US:

@@ -91,7 +91,7 @@ class HttpServer:
     async def render_metrics(self) -> list[bytes]:
         assert self._context is not None
         try:
-            return await render_metrics(self._context.broker)
+            return await render_metrics(self._context.broker, self._context.pipeline_reports)
         except Exception:
             self._context.unexpected_errors += 1
             log.exception("the metrics cannot be written")

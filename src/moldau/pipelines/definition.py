@@ -128,5 +128,7 @@ class PipelineDefinition:
     """The maximum number of records per batch and query."""
     checkpoint: str | None = None
     """The directory of the checkpoints. Executors must have access to it. None uses the pipeline's state directory."""
+    publish_progress: bool = True
+    """Whether a run writes reports of its queries to the topic `query_report.REPORT_TOPIC`."""
     spark: Mapping[str, str] = field(default_factory=dict)
     file: Path | None = None

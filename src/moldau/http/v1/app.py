@@ -11,7 +11,7 @@ from pydantic.json_schema import models_json_schema
 from moldau import __version__
 from moldau.http.context import HttpContext
 from moldau.http.simple_api.leadership import require_ready
-from moldau.http.v1 import cluster, configs, consumers, groups, reassignments, records, stream, topics
+from moldau.http.v1 import cluster, configs, consumers, groups, pipelines, reassignments, records, stream, topics
 from moldau.http.v1.errors import COMMON_ERRORS, add_v1_error_handlers
 from moldau.http.v1.fields import Body
 from moldau.http.v1.state import V1State
@@ -58,7 +58,7 @@ def create_v1_app(context: HttpContext) -> FastAPI:
     app.state.context = context
     app.state.v1 = V1State.create(context)
     add_v1_error_handlers(app, context)
-    for module in (topics, records, stream, consumers, groups, cluster, configs, reassignments):
+    for module in (topics, records, stream, consumers, groups, cluster, configs, reassignments, pipelines):
         app.include_router(module.router)
     _add_openapi(app)
     return app

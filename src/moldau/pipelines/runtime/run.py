@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from moldau.pipelines.planner.sink_writers import ConsoleBatch
     from moldau.pipelines.runtime.query_group import QueryGroup
+    from moldau.pipelines.runtime.report_publisher import ReportPublisher
 
 POLL_INTERVAL_S = 0.25
 FINISH_TIMEOUT_S = 60.0
@@ -118,6 +119,8 @@ class _Run:
 
     def execute(self, given_session: "SparkSession | None") -> RunOutcome:
         spark = given_session
+        from moldau.pipelines.runtime.report_publisher import ReportPublisher
+
         try:
             if spark is None:
                 spark = self._session()
@@ -127,7 +130,8 @@ class _Run:
             queries = self._planned(spark)
             self.observer.step("starting the queries")
             self._start(queries)
-            states = run_until_stopped(queries, self.stop_request, self.observer)
+            reports = ReportPublisher(self.pipeline, self.record)
+            states = run_until_stopped(queries, self.stop_request, self.observer, reports)
         except Exception as error:
             return RunOutcome("failed", error=summarize_error(error), failure=error)
         finally:
@@ -188,10 +192,14 @@ class _Run:
         self.state.write_generations(replace(self.selected, current=current))
 
 
-def run_until_stopped(queries: "QueryGroup", stop_request: StopRequest, observer: RunObserver) -> list[QueryState]:
+def run_until_stopped(
+    queries: "QueryGroup", stop_request: StopRequest, observer: RunObserver, reports: "ReportPublisher"
+) -> list[QueryState]:
     """Polls the queries until all end, one fails or a stop is requested. Then stops the remaining queries."""
     while True:
-        observer.states(queries.poll())
+        states = queries.poll()
+        observer.states(states)
+        reports.publish(states)
         if queries.failure is not None:
             states = queries.stop(FINISH_TIMEOUT_AFTER_FAILURE_S)
             break
@@ -203,6 +211,7 @@ def run_until_stopped(queries: "QueryGroup", stop_request: StopRequest, observer
             states = queries.stop(FINISH_TIMEOUT_S)
             break
     observer.states(states)
+    reports.close(states)
     return states
 
 

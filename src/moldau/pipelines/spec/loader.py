@@ -83,7 +83,8 @@ def _apply_overrides(pipeline: PipelineDefinition, overrides: Mapping[str, str])
     if not overrides:
         return pipeline
     tree: dict[str, object] = {
-        name: getattr(pipeline, name) for name in ("name", "bootstrap", "on_bad", "trigger", "rate_limit", "checkpoint")
+        name: getattr(pipeline, name)
+        for name in ("name", "bootstrap", "on_bad", "trigger", "rate_limit", "checkpoint", "publish_progress")
     }
     tree["dead_letters"] = pipeline.dead_letter_topic
     tree |= {name: value for name, value in overrides.items() if not name.startswith(("kafka.", "spark."))}

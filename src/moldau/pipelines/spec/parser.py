@@ -49,6 +49,7 @@ def parse_pipeline_settings(
         trigger=section.read("trigger", parse_interval),
         rate_limit=section.number("rate_limit"),
         checkpoint=_resolve_path(section.text("checkpoint"), None if file is None else file.parent),
+        publish_progress=section.flag("publish_progress", default=True),
         spark=section.settings("spark"),
         file=file,
     )

@@ -93,8 +93,9 @@ class SpecSection:
     def number(self, key: str) -> int | None:
         return self._parse(key, lambda text: parse_integer(text.replace("_", ""), 1))
 
-    def flag(self, key: str) -> bool:
-        return bool(self._parse(key, parse_boolean))
+    def flag(self, key: str, *, default: bool = False) -> bool:
+        found = self._parse(key, parse_boolean)
+        return default if found is None else found
 
     def choice(self, key: str, kind: type[E], default: E) -> E:
         return kind(self._parse(key, lambda text: parse_choice(text, kind)) or default)

@@ -33,6 +33,9 @@ OTHERS = """
     groupIdPrefix publishOffsets fetchOffset.numRetries fetchOffset.retryIntervalMs kafkaConsumer.pollTimeoutMs
     """
 NAMES = (*STRATEGIES, *ENDINGS, *OTHERS.split())
+OWN_TOPICS = ("moldau.metrics", "moldau.pipelines")
+"""The topics in which Moldau reports on itself. Patterns match them only if they start with `moldau`, so that `.*`
+reads the topics of users."""
 GROUP_ID_PREFIX = "spark-moldau-source"
 
 READ_TIMEOUT_MS = 60_000
@@ -76,7 +79,8 @@ class TopicSubscription:
 
     def has(self, partition: TopicPartition) -> bool:
         if self.pattern is not None:
-            return re.fullmatch(self.pattern, partition.topic) is not None
+            is_hidden = partition.topic in OWN_TOPICS and not self.pattern.startswith("moldau")
+            return not is_hidden and re.fullmatch(self.pattern, partition.topic) is not None
         return partition.topic in self.topics if self.topics else partition in self.partitions
 
 

@@ -52,6 +52,14 @@ def test_a_subscription_is_required() -> None:
     assert "set subscribe, subscribePattern or assign" in error_text({"kafka.bootstrap.servers": "b:1"})
 
 
+def test_patterns_match_topics_about_moldau_itself_only_if_they_name_them() -> None:
+    own = TopicPartition("moldau.pipelines", 0)
+    assert TopicSubscription(pattern=".*").has(TopicPartition("moldau-orders", 0))
+    assert not TopicSubscription(pattern=".*").has(own)
+    assert TopicSubscription(pattern=r"moldau\..*").has(own)
+    assert TopicSubscription(topics=("moldau.pipelines",)).has(own)
+
+
 def test_only_one_subscription_is_allowed() -> None:
     assert "not subscribe and assign" in error_text({**BASE, "assign": '{"a": [0]}'})
 
