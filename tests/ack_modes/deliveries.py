@@ -30,7 +30,7 @@ class Deliveries:
     calls: Counter[int] = field(default_factory=Counter)
     completions: Counter[int] = field(default_factory=Counter)
     repeats_after: Counter[int] = field(default_factory=Counter)
-    """How many records the n-th process got that another process had got before."""
+    """How many records another process got again that the n-th process had got last."""
     calls_by_process: Counter[int] = field(default_factory=Counter)
     dead_letters: list[int] = field(default_factory=list)
 
@@ -78,6 +78,7 @@ class JournalReader:
         self.deliveries.calls.update(numbers)
         self.deliveries.calls_by_process[process] += len(numbers)
         for number in numbers:
-            if self._last_process.get(number, process) != process:
-                self.deliveries.repeats_after[process] += 1
+            last = self._last_process.get(number, process)
+            if last != process:
+                self.deliveries.repeats_after[last] += 1
             self._last_process[number] = process

@@ -543,6 +543,30 @@ def test_a_handler_that_never_returns_loses_its_partition(broker: Broker) -> Non
     run(broker, test)
 
 
+def test_a_poll_that_rebalances_and_returns_records_loses_none(broker: Broker) -> None:
+    async def test(topic: Topic) -> None:
+        async with topic.consumer() as consumer:
+            poll, rebalances = consumer.poll, 0
+
+            async def rebalance_and_poll(timeout_ms: int, max_records: int | None = None) -> list[ConsumerRecord]:
+                """Calls the listener's callback with another partition, as a rebalance does."""
+                nonlocal rebalances
+                records = await poll(timeout_ms, max_records)
+                if records:
+                    rebalances += 1
+                    await listener._on_revoked([TopicPartition("another", 0)])
+                return records
+
+            listener = RecordListener(consumer, [topic.name], topic.handle, max_batch_records=4, **QUICK)
+            consumer.poll = rebalance_and_poll  # type: ignore[method-assign, assignment]
+            asyncio.get_running_loop().call_later(0, stop_when, listener, lambda: 9 in topic.handled)
+            await listener.run()
+        assert rebalances > 0
+        assert topic.handled == list(range(10))
+
+    run(broker, test)
+
+
 # Commits that fail
 
 

@@ -232,8 +232,7 @@ class RecordListener:
             return
         self._resume()
         timeout_ms = min(_POLL_MS, round(self._commit_interval_s * 1000))
-        self._pending.extend(await self._consumer.poll(timeout_ms, self._max_batch_records))
-        self._schedule_poll()
+        await self._poll(timeout_ms, self._max_batch_records)
 
     async def _poll_if_due(self) -> None:
         """Polls without taking records if it is time, so that the consumer takes part in rebalances."""
@@ -243,10 +242,12 @@ class RecordListener:
         self._consumer.pause(unpaused)
         self._paused |= unpaused
         # Partitions that this poll assigns are not paused.
-        self._pending.extend(await self._consumer.poll(0))
-        self._schedule_poll()
+        await self._poll(0)
 
-    def _schedule_poll(self) -> None:
+    async def _poll(self, timeout_ms: int, records_max: int | None = None) -> None:
+        # A rebalance during the poll replaces `_pending`, so look it up afterwards.
+        records = await self._consumer.poll(timeout_ms, records_max)
+        self._pending.extend(records)
         interval_s = min(_KEEP_ALIVE_S, self._consumer.max_poll_interval_ms / 3000)
         self._next_poll_s = asyncio.get_running_loop().time() + interval_s
 
