@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from importlib import import_module
 from pathlib import Path
 
@@ -141,31 +142,66 @@ def test_the_example_of_exactly_once_runs() -> None:
                 process.kill()
 
 
-def test_the_example_of_a_handler_runs() -> None:
+def test_the_examples_of_handlers_run() -> None:
+    """Runs all of them at the same time, each in a group of its own."""
+    examples = [block for block in blocks("docs/client.md", "python") if "RecordListener(" in block]
+    *modes, with_dead_letters = examples
+    assert len(modes) == 4
+    for example in modes:
+        assert len([line for line in example.splitlines() if line]) <= 10, example
+
     async def order(bootstrap: str) -> None:
         async with Producer(bootstrap) as producer:
-            for _ in range(600):
-                # The group starts at the end of the topic, so the first records may come too early.
+            while True:
+                # The groups start at the end of the topic, so the first records may come too early.
                 await producer.send("orders", b"tea")
                 await asyncio.sleep(0.1)
 
-    example = next(block for block in blocks("docs/client.md", "python") if "RecordListener(" in block)
-    with Broker(["orders", "orders.dead"]) as broker:
-        program = example.replace(DEFAULT_BOOTSTRAP, broker.bootstrap)
-        with subprocess.Popen([sys.executable, "-u", "-c", program], stdout=subprocess.PIPE, text=True) as process:
+    async def first_outputs(bootstrap: str, processes: list["subprocess.Popen[str]"]) -> list[str]:
+        ordering = asyncio.create_task(order(bootstrap))
+        outputs = [process.stdout for process in processes if process.stdout is not None]
+        try:
+            async with asyncio.timeout(60), Consumer(bootstrap, auto_offset_reset="earliest") as consumer:
+                lines = await asyncio.gather(*(asyncio.to_thread(output.readline) for output in outputs))
+                consumer.assign([TopicPartition("orders.dead", 0)])
+                detail = dict((await anext(consumer)).headers)["moldau.error.detail"]
+                return [*lines, (detail or b"").decode()]
+        finally:
+            ordering.cancel()
 
-            async def first_line() -> str:
-                assert process.stdout is not None
-                ordering = asyncio.create_task(order(broker.bootstrap))
-                try:
-                    return await asyncio.wait_for(asyncio.to_thread(process.stdout.readline), 60)
-                finally:
-                    ordering.cancel()
+    with Broker(["orders", "orders.dead"]) as broker, ExitStack() as ending:
+        processes = []
+        for number, example in enumerate(examples):
+            program = example.replace(DEFAULT_BOOTSTRAP, broker.bootstrap).replace("billing", f"billing-{number}")
+            output = None if example is with_dead_letters else subprocess.PIPE
+            process = subprocess.Popen([sys.executable, "-u", "-c", program], stdout=output, text=True)
+            ending.callback(process.wait)
+            ending.callback(process.kill)
+            processes.append(process)
+        auto, batch, *others, detail = asyncio.run(first_outputs(broker.bootstrap, processes))
+    assert (auto, others) == ("b'tea'\n", ["b'tea'\n"] * 2)
+    assert batch.startswith("[b'tea'")
+    assert detail == "ValueError: the invoice has no customer"
 
-            try:
-                assert asyncio.run(first_line()) == "b'tea'\n"
-            finally:
-                process.kill()
+
+def test_the_example_of_an_assignor_runs(tmp_path: Path) -> None:
+    example = next(block for block in blocks("docs/client.md", "python") if "on_assignment" in block)
+    *definition, creation = example.splitlines()
+    program = [
+        "import asyncio",
+        "from moldau.client import Consumer, ConsumerPartitionAssignor",
+        *definition,
+        "async def main():",
+        f"    {creation}",
+        "    async with consumer:",
+        "        consumer.subscribe(['orders'])",
+        "        await consumer.poll(3_000)",
+        "asyncio.run(main())",
+    ]
+    with Broker({"orders": 2}) as broker:
+        text = "\n".join(program).replace(DEFAULT_BOOTSTRAP, broker.bootstrap)
+        output = run([sys.executable, "-c", text], tmp_path, broker.bootstrap)
+    assert "assigned (('orders', 0), ('orders', 1))" in output
 
 
 def test_the_examples_of_transactions_run(tmp_path: Path) -> None:
