@@ -241,7 +241,7 @@ def test_the_command_line_page_names_every_command() -> None:
             # The other commands of a cell are in the group of its first command.
             group = parts[:-1] if len(parts) > 1 else group
             named.add(parts if len(parts) > 1 else (*group, *parts))
-    commands = {(command.name,) for command in app.registered_commands}
+    commands = {(command.name,) for command in app.registered_commands if not command.hidden}
     for name in GROUPS:
         commands |= {(name, each) for each in import_module(f"moldau.cli.{name}").COMMANDS}
     assert named == commands
