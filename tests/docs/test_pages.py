@@ -274,6 +274,16 @@ def test_the_example_of_the_http_api_under_v1_runs(tmp_path: Path) -> None:
     assert '"error":{' not in output
 
 
+def test_the_example_of_lag_runs(tmp_path: Path) -> None:
+    port = free_ports(2)
+    script = blocks("docs/lag.md", "sh")[0].replace("8001", str(port + 1))
+    bootstrap = f"127.0.0.1:{port}"
+    output = run_shell(script, tmp_path, bootstrap, MOLDAU_LISTEN=bootstrap)
+    assert "billing: 70 records behind" in output
+    assert '"lag_records": 70' in output
+    assert 'kafka_consumergroup_lag{consumergroup="billing",topic="orders",partition="0"} 70' in output
+
+
 def test_the_example_of_the_simulator_runs(tmp_path: Path) -> None:
     script = blocks("docs/simulator.md", "sh")[0]
     assert "0 seeds failed" in run_shell(script, tmp_path, "")

@@ -71,7 +71,8 @@ def consume(bootstrap: str, topic: str) -> None:
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[Broker]:
-    with Broker({"orders": 2}, {"http.port": "0", "group.initial.rebalance.delay.ms": "0"}) as broker:
+    settings = {"http.port": "0", "group.initial.rebalance.delay.ms": "0", "lag.sample.interval.ms": "200"}
+    with Broker({"orders": 2}, settings) as broker:
         yield broker
 
 
@@ -172,6 +173,26 @@ def test_syncs_and_space_of_the_disk_are_shown(tmp_path: Path) -> None:
         assert value(series, "moldau_disk_sync_duration_seconds_count") > before
         assert value(series, "kafka_log_logflushstats_logflushrateandtimems", quantile="0.99") > 0
         assert value(series, "moldau_disk_size_bytes") > value(series, "moldau_disk_free_bytes") > 0
+
+
+def test_the_lag_of_a_group_is_in_the_second_scrape(broker: Broker) -> None:
+    consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "late"})
+    consumer.commit(offsets=[TopicPartition("orders", 1, RECORDS - 5)], asynchronous=False)
+    consumer.close()
+    address = broker.node.http_address
+    labels = {"consumergroup": "late", "topic": "orders", "partition": "1"}
+    name = "kafka_consumergroup_current_offset"
+    wait_for(lambda: (name, tuple(sorted(labels.items()))) in scrape(address))
+    series = scrape(address)
+    assert value(series, name, **labels) == RECORDS - 5
+    assert value(series, f"{name}_sum", consumergroup="late", topic="orders") == RECORDS - 5
+    assert value(series, "kafka_consumergroup_lag", **labels) == 5
+    assert value(series, "kafka_consumergroup_lag_sum", consumergroup="late", topic="orders") == 5
+    assert value(series, "kafka_consumergroup_members", consumergroup="late") == 0
+    assert value(series, "moldau_consumergroup_state", state="ok", **labels) == 1
+    lag_s = value(series, "kafka_consumergroup_group_lag_seconds", group="late", topic="orders", partition="1")
+    assert 0 < lag_s < 60
+    assert value(series, "kafka_consumergroup_group_max_lag_seconds", group="late") == lag_s
 
 
 def test_failed_requests_are_counted_and_errors_of_clients_are_not(broker: Broker) -> None:

@@ -56,6 +56,10 @@ def test_a_group_consumes_and_commits_and_its_lag_falls(broker: HttpBroker) -> N
     assert len(api.get(consumer).json()["assignment"]) == 2
     assert api.delete(consumer).status_code == 204
     assert error_code(api.get(consumer), 404) == "UNKNOWN_MEMBER_ID"
+    lag = api.get("/groups/billing/lag").json()
+    assert sum(each["lag_records"] for each in lag["partitions"]) == sum(5 - each["offset"] for each in committed)
+    assert all(each["lag_ms"] > 0 for each in lag["partitions"] if each["lag_records"])
+    assert error_code(api.get("/groups/missing/lag"), 404) == "GROUP_ID_NOT_FOUND"
     again = create(broker, "billing", "work")
     rest = poll(broker, again, 6)
     assert sorted(first + rest) == [(partition, offset) for partition in range(2) for offset in range(5)]
