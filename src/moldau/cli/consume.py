@@ -266,9 +266,7 @@ def _print_missing_offset(first: LogPosition, bounds: Mapping[TopicPartition, Lo
         return
     if all(first.value > each.end for each in bounds.values()):
         end = max(each.end for each in bounds.values())
-        print_notice(f"No partition has offset {first.value} yet, the log ends at {end}: waiting for new records.")
+        print_notice(f"No partition has offset {first.value} yet: reading from the end, which is offset {end}.")
     elif all(first.value < each.start for each in bounds.values()):
         start = min(each.start for each in bounds.values())
-        print_notice(
-            f"Offset {first.value} was deleted in all partitions, the log starts at {start}: reading from there."
-        )
+        print_notice(f"Offset {first.value} was deleted in all partitions: reading from the log start, offset {start}.")
