@@ -118,7 +118,7 @@ async def log_starts(cluster: Cluster, partitions: Iterable[PlannedPartition]) -
     return {partition: each.offset for partition, each in found.items()}
 
 
-async def stable_ends(cluster: Cluster, partitions: Iterable[PlannedPartition]) -> Mapping[TopicPartition, int]:
+async def last_stable_offsets(cluster: Cluster, partitions: Iterable[PlannedPartition]) -> Mapping[TopicPartition, int]:
     """Returns the current last stable offsets of the partitions."""
     times = {each.topic_partition: LATEST for each in partitions}
     found = await list_offsets(cluster, times, isolation_level=READ_COMMITTED)

@@ -11,7 +11,7 @@ from moldau.spark.audit.batch_difference import describe_difference
 from moldau.spark.audit.comparison import ReplicaComparison
 from moldau.spark.audit.findings import Difference, PartitionResult, partition_results
 from moldau.spark.audit.groups import Group
-from moldau.spark.audit.plan import PlannedPartition, log_starts, plan_audit, stable_ends
+from moldau.spark.audit.plan import PlannedPartition, last_stable_offsets, log_starts, plan_audit
 from moldau.spark.audit.replica_reader import ReplicaReader, ReplicaReadError
 from moldau.spark.errors import user_facing_errors
 from moldau.spark.loop_thread import event_loop_thread
@@ -51,7 +51,7 @@ def audit(spark: "SparkSession", options: AuditOptions) -> list[PartitionResult]
                 differing = _differing(planned, groups)
                 if differing:
                     starts = thread.run(log_starts(cluster, differing))
-                    ends = thread.run(stable_ends(cluster, differing))
+                    ends = thread.run(last_stable_offsets(cluster, differing))
                     newer = [
                         each._replace(start=each.end, end=ends[each.topic_partition], brokers=(each.leader,))
                         for each in differing
