@@ -55,6 +55,8 @@ PURE = [
     "moldau.metrics",
     "moldau.observe.alert_rules",
     "moldau.observe.dashboard",
+    "moldau.observe.prometheus_config",
+    "moldau.observe.yaml_text",
     "moldau.metadata.image",
     "moldau.metadata.image_builder",
     "moldau.metadata.records",
