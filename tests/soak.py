@@ -351,6 +351,16 @@ PROOFS_ALL = [
         sample="the pure state machine only",
     ),
     Proof(
+        "prometheus",
+        "A real Prometheus scrapes three nodes with the configuration of `moldau generate prometheus`, of which only "
+        "the durations are shortened (scrapes every second, alerts after two seconds): the alerts fire for a killed "
+        "node, a stalled group and a full disk, and stop after recovery; every query of the dashboard of `moldau "
+        "generate grafana` has data.",
+        ("-m", "pytest", "-s", "tests/observe/test_prometheus.py"),
+        keeps_all_output=True,
+        sample="none: needs Prometheus and root",
+    ),
+    Proof(
         "http-fuzz",
         "schemathesis sends up to 60 valid and 60 invalid requests, with invented and again with existing objects, to "
         "every operation of the OpenAPI documents: no status 5xx other than 503 and 504, and every response is as "

@@ -32,8 +32,10 @@ class BrokerProcessCluster:
         count: int = 3,
         settings: Mapping[str, str] | None = None,
         racks: Mapping[int, str] | None = None,
+        with_http: bool = False,
     ) -> None:
         ports = {node_id: free_port() for node_id in range(1, count + 1)}
+        self.http_ports = {node_id: free_port() for node_id in ports} if with_http else {}
         voters = ",".join(f"{node_id}@127.0.0.1:{port}" for node_id, port in ports.items())
         wanted = {
             "cluster.id": CLUSTER_ID,
@@ -51,7 +53,12 @@ class BrokerProcessCluster:
                 directory / f"node-{node_id}",
                 port=port,
                 environment=as_environment(
-                    {**wanted, "node.id": str(node_id), "broker.rack": (racks or {}).get(node_id, "")}
+                    {
+                        **wanted,
+                        "node.id": str(node_id),
+                        "broker.rack": (racks or {}).get(node_id, ""),
+                        "http.port": str(self.http_ports.get(node_id, -1)),
+                    }
                 ),
             )
             for node_id, port in ports.items()
