@@ -42,7 +42,8 @@ def _item(value: Yaml) -> list[str]:
 def _scalar(value: Yaml) -> str:
     if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _WORDS and not _is_number(value):
         return value
-    return json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in text)
 
 
 def _is_number(text: str) -> bool:
