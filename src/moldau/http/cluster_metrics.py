@@ -8,10 +8,10 @@ from moldau.controller.quorum_controller import QuorumController
 from moldau.metadata.image import NO_LEADER, MetadataImage, PartitionRegistration, TopicImage
 from moldau.metrics.exposition import (
     PAUSE,
-    IntegerSamples,
     MetricFamily,
     MetricType,
     Sample,
+    SampleBlock,
     counter,
     format_labels,
     gauge,
@@ -65,9 +65,9 @@ def cluster_families(image: MetadataImage) -> Iterator[MetricFamily | None]:
     )
 
 
-def _partition_counts(image: MetadataImage) -> Iterator[IntegerSamples]:
+def _partition_counts(image: MetadataImage) -> Iterator[SampleBlock]:
     for part in _slices(image.topics.values()):
-        yield IntegerSamples(
+        yield SampleBlock(
             [format_labels({"topic": each.name}) for each in part], [len(each.partitions) for each in part]
         )
 

@@ -29,7 +29,7 @@ from moldau.metrics.exposition import (
 from moldau.server.api import Broker
 
 METRICS_PATH = "/metrics"
-SLICE_US = 2_000
+SLICE_US = 1_000
 """How long metrics are written before the node does other work."""
 
 _KAFKA_STATES = {

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from moldau.metrics.exposition import IntegerSamples, MetricFamily, counter, format_labels, gauge
+from moldau.metrics.exposition import MetricFamily, SampleBlock, counter, format_labels, gauge
 from moldau.partitions.leader_state import PartitionLeaderState
 from moldau.partitions.partition import Partition
 
@@ -71,17 +71,17 @@ def _is_under_replicated(state: PartitionLeaderState) -> int:
 
 
 def partition_families(slices: list[PartitionSlice]) -> Iterator[MetricFamily]:
-    def led(value: Callable[[Partition, PartitionLeaderState], int]) -> Iterator[IntegerSamples]:
+    def led(value: Callable[[Partition, PartitionLeaderState], int]) -> Iterator[SampleBlock]:
         for part in slices:
-            yield IntegerSamples(part.led_labels, list(map(value, part.led, part.states)))
+            yield SampleBlock(part.led_labels, list(map(value, part.led, part.states)))
 
-    def states(value: Callable[[PartitionLeaderState], int]) -> Iterator[IntegerSamples]:
+    def states(value: Callable[[PartitionLeaderState], int]) -> Iterator[SampleBlock]:
         for part in slices:
-            yield IntegerSamples(part.led_labels, list(map(value, part.states)))
+            yield SampleBlock(part.led_labels, list(map(value, part.states)))
 
-    def stored(value: Callable[[Partition], int]) -> Iterator[IntegerSamples]:
+    def stored(value: Callable[[Partition], int]) -> Iterator[SampleBlock]:
         for part in slices:
-            yield IntegerSamples(part.labels, list(map(value, part.partitions)))
+            yield SampleBlock(part.labels, list(map(value, part.partitions)))
 
     prefix = "kafka_topic_partition"
     yield gauge(f"{prefix}_current_offset", "High watermark.", states(lambda state: state.high_watermark))
@@ -122,7 +122,7 @@ def partition_families(slices: list[PartitionSlice]) -> Iterator[MetricFamily]:
     yield gauge("kafka_log_log_logendoffset", "End of the replica's log.", stored(lambda each: each.log.end_offset))
 
 
-def _replica_lag(slices: list[PartitionSlice]) -> Iterator[IntegerSamples]:
+def _replica_lag(slices: list[PartitionSlice]) -> Iterator[SampleBlock]:
     for part in slices:
         labels, values = [], []
         for partition, state in zip(part.led, part.states, strict=True):
@@ -132,4 +132,4 @@ def _replica_lag(slices: list[PartitionSlice]) -> Iterator[IntegerSamples]:
                 if broker_id != state.replica_id and end_offset >= 0:
                     labels.append(format_labels({**partition.name._asdict(), "replica": broker_id}))
                     values.append(max(0, state.end_offset - end_offset))
-        yield IntegerSamples(labels, values)
+        yield SampleBlock(labels, values)

@@ -30,15 +30,15 @@ class Sample(NamedTuple):
     """The end of the sample's name, such as `_bucket`."""
 
 
-class IntegerSamples(NamedTuple):
-    """Some hundred samples with integers. They are written several times faster than one by one."""
+class SampleBlock(NamedTuple):
+    """Some hundred samples. They are written several times faster than one by one."""
 
     labels: Sequence[str]
-    values: Sequence[int]
-    """Without bools."""
+    values: Sequence[int | str]
+    """Integers without bools, or texts of `format_value`."""
 
 
-Samples = Iterable[Sample | IntegerSamples]
+Samples = Iterable[Sample | SampleBlock]
 
 
 class MetricFamily(NamedTuple):
@@ -67,7 +67,11 @@ def _as_samples(samples: "Samples | float") -> Samples:
 
 def format_labels(labels: Mapping[str, object]) -> str:
     """Returns labels as they are written: `{topic="orders",partition="0"}`."""
-    return "{" + ",".join(f'{name}="{str(value).translate(_ESCAPES)}"' for name, value in labels.items()) + "}"
+    return "{" + ",".join(f'{name}="{escape_label(str(value))}"' for name, value in labels.items()) + "}"
+
+
+def escape_label(value: str) -> str:
+    return value.translate(_ESCAPES)
 
 
 def format_value(value: float) -> str:
@@ -80,8 +84,8 @@ def format_value(value: float) -> str:
 
 
 def write_families(families: "Iterable[MetricFamily | None]") -> Iterator[str]:
-    """Yields blocks of text with up to SAMPLES_PER_BLOCK samples, or those of one IntegerSamples. A PAUSE, and
-    IntegerSamples without samples, are an empty block. A family without samples is left out."""
+    """Yields blocks of text with up to SAMPLES_PER_BLOCK samples, or those of one SampleBlock. A PAUSE, and
+    SampleBlock without samples, are an empty block. A family without samples is left out."""
     for family in families:
         if family is None:
             yield ""

@@ -8,10 +8,10 @@ from moldau.metrics.component_metrics import IsrMetrics
 from moldau.metrics.exposition import (
     PAUSE,
     SAMPLES_PER_BLOCK,
-    IntegerSamples,
     MetricFamily,
     MetricType,
     Sample,
+    SampleBlock,
     counter,
     format_labels,
     format_value,
@@ -67,11 +67,11 @@ def test_large_families_are_written_in_blocks() -> None:
 
 def test_integers_are_written_in_bulk_and_pauses_are_empty_blocks() -> None:
     samples = [
-        IntegerSamples([], []),
-        IntegerSamples([format_labels({"n": n}) for n in range(3)], [2**60, 0, 1]),
+        SampleBlock([], []),
+        SampleBlock([format_labels({"n": n}) for n in range(3)], [2**60, 0, 1]),
         Sample(0.5, format_labels({"n": 3})),
     ]
-    families = [PAUSE, gauge("mixed", "Help.", samples), gauge("none", "Help.", [IntegerSamples([], [])])]
+    families = [PAUSE, gauge("mixed", "Help.", samples), gauge("none", "Help.", [SampleBlock([], [])])]
     blocks = list(write_families(families))
     assert blocks[:2] == ["", ""]
     assert "".join(blocks).splitlines() == [
