@@ -263,6 +263,23 @@ def test_the_example_of_http_runs(tmp_path: Path) -> None:
     assert '"payload":"hello"' in output
 
 
+def test_the_example_of_metrics_runs(tmp_path: Path) -> None:
+    port = free_ports(6)
+    *commands, start = blocks("docs/metrics.md", "sh")[0].splitlines()
+    assert start.startswith("prometheus --config.file=monitoring/prometheus.yml ")
+    script = "\n".join(commands).replace("moldau up", f"moldau up --port {port}").replace("8001", str(port + 3))
+    targets = " ".join(f"127.0.0.1:{port + 3 + number}" for number in range(3))
+    script = script.replace("generate prometheus", f"generate prometheus {targets}")
+    scrape = (
+        f"curl -s --retry 60 --retry-all-errors --retry-delay 1 --retry-max-time 60 http://127.0.0.1:{port + 3}/metrics"
+    )
+    output = run_shell(f"{script}\n{scrape}\nkill %1\nwait %1 || true\n", tmp_path, f"127.0.0.1:{port}")
+    assert "kafka_server_kafkaserver_brokerstate" in output
+    assert all(each in (tmp_path / "monitoring" / "prometheus.yml").read_text() for each in targets.split())
+    assert (tmp_path / "monitoring" / "moldau-alerts.yml").exists()
+    assert (tmp_path / "monitoring" / "moldau.json").exists()
+
+
 def test_the_example_of_the_http_api_under_v1_runs(tmp_path: Path) -> None:
     port = free_ports(2)
     script = blocks("docs/http_v1.md", "sh")[0].replace("8001", str(port + 1))
