@@ -397,7 +397,9 @@ class FileLog(Log):
         skipped = 0
         try:
             for segment in self.segments.in_range(offset, below):
-                for header in scan_headers(segment.file, segment.position_of(offset), segment.size):
+                position = segment.position_of(offset)
+                self.segments.cache_indexes(segment)
+                for header in scan_headers(segment.file, position, segment.size):
                     if header.base_offset >= below:
                         return None
                     skipped += 1
@@ -407,7 +409,6 @@ class FileLog(Log):
                             header.max_timestamp,
                             bool(header.attributes & TIMESTAMP_TYPE_MASK),
                         )
-                self.segments.cache_indexes(segment)
                 await asyncio.sleep(0)
         except (CorruptRecordError, OSError) as error:
             raise self.health.on_read_error(error) from error

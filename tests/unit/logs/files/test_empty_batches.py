@@ -160,3 +160,23 @@ def test_reads_over_many_segments_keep_few_indexes_in_memory(tmp_path: Path) -> 
         assert HEADER_SIZE in {segment.size for segment in log.segments.closed}
 
     run(body)
+
+
+def test_lookups_of_batch_times_keep_few_indexes_in_memory(tmp_path: Path) -> None:
+    async def body() -> None:
+        settings = TopicSettings(segment_bytes=1024, index_interval_bytes=0)
+        store, log = await opened(tmp_path, settings)
+        for _ in range(8):
+            await append(log, LARGE)
+        await flush_and_finalize(log)
+        await store.close()
+        store, log = await opened(tmp_path, settings)
+        for offset in range(8):
+            found = await log.find_batch_time(offset, log.end_offset)
+            assert found is not None
+            assert found.offset == offset
+            assert len(loaded(log)) <= 2
+        assert loaded(log)
+        await store.close()
+
+    run(body)
