@@ -130,7 +130,7 @@ def _cache_key(
     return (
         session.api_version,
         session.connection.listener,
-        None if requested is None else tuple((topic.topic_id, topic.name) for topic in requested),
+        None if requested is None else _requested_topics(requested),
         request.include_topic_authorized_operations,
         request.include_cluster_authorized_operations,
         frozenset(unavailable_leaders(broker)),
@@ -140,6 +140,12 @@ def _cache_key(
             if each.fenced and broker.availability.is_listed(each)
         ),
     )
+
+
+def _requested_topics(requested: Sequence[MetadataRequestTopic]) -> Hashable:
+    """Returns each requested topic once, because a key must not be larger than what the response describes."""
+    ids = tuple(dict.fromkeys(topic.topic_id for topic in requested if topic.topic_id is not None))
+    return ids or tuple(dict.fromkeys(topic.name or "" for topic in requested))
 
 
 class _Description(NamedTuple):

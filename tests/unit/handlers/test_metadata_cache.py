@@ -164,6 +164,15 @@ def test_equal_requests_that_were_queued_share_a_response(
     assert len(descriptions) == 1
 
 
+def test_repeated_and_ignored_names_do_not_make_keys_larger(descriptions: list[object]) -> None:
+    broker = new_broker()
+    name: dict[str, Any] = {"name": "large", "topic_id": None}
+    assert body(broker, topics=[name]) is body(broker, topics=[name] * 1_000)
+    by_id = [{"name": text, "topic_id": topic_id(0)} for text in ("ignored", "too", None)]
+    assert body(broker, topics=by_id) is body(broker, topics=by_id[:1])
+    assert len(descriptions) == 2
+
+
 def test_an_invalid_request_gets_its_error() -> None:
     names = [{"name": "large", "topic_id": None}, {"name": None, "topic_id": None}]
     response = body(new_broker(), topics=names)
