@@ -16,6 +16,8 @@ from moldau.server.api import Broker
 READ_BYTES = 64 * 1024
 READS_MAX = 256
 """The maximum number of reads for one request. The next request continues."""
+DECOMPRESSED_BYTES_MAX = 2 * 1024 * 1024
+"""Batches with more bytes are no reports. Every client can write to the topic, and decompressing blocks the node."""
 
 log = get_logger(__name__)
 
@@ -54,10 +56,11 @@ class PipelineReports:
             if not records.size:
                 return
             for batch in split(records.read(), allow_partial=True):
-                if not batch.is_control:
-                    for record in iterate_records(batch):
-                        self._reports.add(record.key, record.value)
+                # Set before the records are decoded, so that the next request skips a batch that cannot be decoded.
                 self._position = batch.next_offset
+                if not batch.is_control:
+                    for record in iterate_records(batch, DECOMPRESSED_BYTES_MAX):
+                        self._reports.add(record.key, record.value)
             # A read from the page cache does not suspend, so let other work run here.
             await asyncio.sleep(0)
 

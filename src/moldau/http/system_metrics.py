@@ -6,11 +6,14 @@ from itertools import islice
 from moldau.metrics.exposition import PAUSE, MetricFamily, MetricType, Sample, counter, format_labels, gauge
 from moldau.metrics.histogram import QUANTILES
 from moldau.network.socket_server import SocketServer
+from moldau.observe.logging import get_logger
 from moldau.platform.cpu import thread_cpu_s
 from moldau.platform.process import count_open_files, process_statistics
 from moldau.server.api import Broker
 
 CONNECTIONS_PER_SLICE = 500
+
+log = get_logger(__name__)
 
 
 def network_families(listeners: Sequence[SocketServer]) -> Iterator[MetricFamily | None]:
@@ -93,7 +96,12 @@ def disk_families(broker: Broker) -> Iterator[MetricFamily]:
         ],
     )
     if settings.store == "files":
-        total, free = disk.space(settings.data_dir)
+        try:
+            total, free = disk.space(settings.data_dir)
+        except OSError as error:
+            # The disk has failed. The other metrics show that, so they must not be lost with these two.
+            log.warning("the size of the volume is unknown", data_dir=settings.data_dir, reason=str(error))
+            return
         yield gauge("moldau_disk_size_bytes", "Size of the volume of the data directory.", total)
         yield gauge("moldau_disk_free_bytes", "Bytes that the node can still write on this volume.", free)
 

@@ -45,10 +45,11 @@ def _start_time_s() -> float | None:
     try:
         # The name of the program, in parentheses, may contain spaces. The start time is field 22 of the line.
         ticks = int((_PROC / "stat").read_text().rpartition(")")[2].split()[19])
-        boot_line = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
+        boot_lines = [line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime ")]
     except OSError:
         return None
-    return int(boot_line.split()[1]) + ticks / os.sysconf("SC_CLK_TCK")
+    # Some containers show a /proc/stat without this line.
+    return None if not boot_lines else int(boot_lines[0].split()[1]) + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def count_open_files() -> Iterator[int]:
