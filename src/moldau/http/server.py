@@ -39,6 +39,8 @@ class HttpServer:
         self._loading: asyncio.Task[None] | None = None
         self._waiting: list[FrontConnection] = []
         """The connections that the API takes over when it is loaded."""
+        self._metrics_lock = asyncio.Lock()
+        """Held while metrics are written: together, requests would block the event loop for one slice each."""
         self._all_closed: asyncio.Event = asyncio.Event()
         self._is_closing = False
 
@@ -91,7 +93,8 @@ class HttpServer:
     async def render_metrics(self) -> list[bytes]:
         assert self._context is not None
         try:
-            return await render_metrics(self._context.broker, self._context.pipeline_reports)
+            async with self._metrics_lock:
+                return await render_metrics(self._context.broker, self._context.pipeline_reports)
         except Exception:
             self._context.unexpected_errors += 1
             log.exception("the metrics cannot be written")
