@@ -44,6 +44,7 @@ class PipelineReports:
             await self._read(partition)
         except MoldauError as error:
             log.warning("the reports of pipelines cannot be read", partition=str(partition.name), reason=str(error))
+        self._reports.drop_expired(broker.platform.clock.wall_ms())
 
     def _restart(self, source: tuple[UUID, int] | None, position: int) -> None:
         self._source, self._position = source, position

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 
 REPORT_TOPIC = "moldau.pipelines"
+RETENTION_MS = 7 * 24 * 3_600_000
 REPORT_TOPIC_CONFIGS = {
     # A pipeline that has not run for a week is no longer listed.
     "cleanup.policy": "compact,delete",
-    "retention.ms": str(7 * 24 * 3_600_000),
+    "retention.ms": str(RETENTION_MS),
     "segment.ms": str(3_600_000),
 }
 REPORT_INTERVAL_S = 5.0
@@ -23,9 +24,11 @@ HEARTBEAT_INTERVAL_S = 30.0
 LOST_AFTER_MS = 100_000
 """A query that runs and has not reported for this long was probably killed: three reports are missing."""
 
-REPORTS_MAX = 10_000
+REPORTS_MAX = 1_000
 """How many queries a reader keeps. Later ones are ignored."""
 REPORT_BYTES_MAX = 16_384
+NAME_LENGTH_MAX = 255
+"""Names become labels of metrics."""
 ERROR_LENGTH_MAX = 1_000
 _INTEGER_MAX = 2**63 - 1
 _TIME_MS_MAX = 253_402_300_799_999
@@ -97,7 +100,8 @@ def parse_report(value: bytes) -> QueryReport | None:
             _check_rate(getattr(report, name))
     except (ValueError, TypeError, AttributeError, RecursionError):
         return None
-    return report if 0 <= report.time_ms <= _TIME_MS_MAX else None
+    has_short_names = max(len(report.pipeline), len(report.query)) <= NAME_LENGTH_MAX
+    return report if has_short_names and 0 <= report.time_ms <= _TIME_MS_MAX else None
 
 
 def _check_text(found: object, *, is_optional: bool) -> None:
@@ -136,6 +140,10 @@ class LatestReports:
         has_space = key in self._reports or len(self._reports) < REPORTS_MAX
         if report is not None and report.key == key and has_space:
             self._reports[key] = report
+
+    def drop_expired(self, now_ms: int) -> None:
+        """Drops the reports that the retention of the topic deletes, too."""
+        self._reports = {key: each for key, each in self._reports.items() if each.time_ms >= now_ms - RETENTION_MS}
 
     def clear(self) -> None:
         self._reports.clear()

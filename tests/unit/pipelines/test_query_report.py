@@ -6,7 +6,14 @@ from dataclasses import replace
 import pytest
 
 from moldau.pipelines import query_report
-from moldau.pipelines.query_report import LOST_AFTER_MS, LatestReports, QueryReport, parse_report
+from moldau.pipelines.query_report import (
+    LOST_AFTER_MS,
+    NAME_LENGTH_MAX,
+    RETENTION_MS,
+    LatestReports,
+    QueryReport,
+    parse_report,
+)
 
 REPORT = QueryReport(
     pipeline="revenue",
@@ -88,3 +95,17 @@ def test_a_query_without_reports_is_lost_only_if_it_should_run() -> None:
     assert REPORT.state_at(late_ms - 1) == "running"
     assert REPORT.state_at(late_ms) == "lost"
     assert replace(REPORT, state="failed").state_at(late_ms) == "failed"
+
+
+def test_reports_expire_as_the_topic_deletes_them() -> None:
+    reports = LatestReports()
+    reports.add(REPORT.key, REPORT.to_json())
+    reports.drop_expired(REPORT.time_ms + RETENTION_MS)
+    assert list(reports) == [REPORT]
+    reports.drop_expired(REPORT.time_ms + RETENTION_MS + 1)
+    assert not list(reports)
+
+
+def test_names_that_are_too_long_for_labels_are_no_reports() -> None:
+    assert parse_report(replace(REPORT, query="q" * NAME_LENGTH_MAX).to_json()) is not None
+    assert parse_report(replace(REPORT, query="q" * (NAME_LENGTH_MAX + 1)).to_json()) is None
