@@ -189,13 +189,19 @@ def test_a_move_to_a_stopped_node_is_watched_reported_and_cancelled(
     try:
         wait_until_down(cluster, 4)
         move = ["topic", "move", topic, "--replicas", "1,4", "--partition", "0"]
+        undo = tmp_path / "undo.json"
+        undo.write_text("the replicas before other moves")
+        refused = moldau(cluster, *move, "--yes", "--undo-file", str(undo), code=1)
+        assert f"{undo} exists, and would be overwritten" in refused.stderr
+        assert replicas(cluster, topic)[0] == (1,)
         started = moldau(cluster, *move, "--no-wait", "--yes")
         assert "1 move started." in started.stdout
         assert "Node 4 is down" in started.stderr
         # The same command again waits for the move, and asks nothing.
         with monkeypatch.context() as patched:
             patched.setattr(reassignment, "progress_bar", recorded_bar)
-            stuck = moldau(cluster, *move, code=1)
+            stuck = moldau(cluster, *move, "--undo-file", str(undo), code=1)
+        assert undo.read_text() == "the replicas before other moves"
         (status,) = set(statuses)
         size = re.fullmatch(r"0 of 1 partition, (\d+\.\d) kB left", status)
         assert size is not None
@@ -204,7 +210,11 @@ def test_a_move_to_a_stopped_node_is_watched_reported_and_cancelled(
         assert f"{topic}-0 cannot be moved yet: its new replica on node 4 is down" in stuck.stderr
         assert "run the command again to wait for them, or with --cancel" in stuck.stderr
         check_interruption(cluster, move)
-        moldau(cluster, "topic", "move", topic, "--cancel", typed="n\n", code=1)
+        cancel = ["topic", "move", topic, "--cancel"]
+        moldau(cluster, *cancel, typed="n\n", code=1)
+        assert f"Moves to cancel: {topic}-0. Nothing was" in moldau(cluster, *cancel, "--dry-run", "--yes").stderr
+        moldau(cluster, *cancel, "--json", "--yes", code=2)
+        assert set(replicas(cluster, topic)[0]) == {1, 4}
         file = reassignment_file(tmp_path / "moves.json", topic, [[1, 4]])
         cancelled = moldau(cluster, "cluster", "reassign", file, "--cancel", "--yes")
         assert cancelled.stdout == f"{topic}-0: move cancelled\n"

@@ -140,6 +140,14 @@ def test_a_cluster_that_does_not_respond_delays_no_run() -> None:
     assert time.monotonic() - started_s < 2 * CLOSE_TIMEOUT_S
 
 
+def test_an_unexpected_error_of_the_client_fails_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def open_producer(publisher: ReportPublisher) -> Producer:
+        raise RuntimeError("unexpected")
+
+    monkeypatch.setattr(ReportPublisher, "_open", open_producer)
+    ReportPublisher(pipeline("127.0.0.1:9092"), RECORD).close([state("table", QueryStatus.DONE)])
+
+
 def test_one_node_shows_the_metrics_of_pipelines_also_after_its_leader_moves(tmp_path: Path) -> None:
     with Cluster(3, settings={"http.port": "0"}) as cluster:
         publish(cluster.bootstrap, state("table", QueryStatus.RUNNING))

@@ -13,6 +13,9 @@ POSITION_HELP = (
     "beginning, end, an offset such as 1200, -10 for the last 10 offsets, a time such as 2026-01-31T12:00:00Z (UTC by "
     "default), @1769860800000 (milliseconds since 1970) or '5 minutes ago'"
 )
+TIME_HELP = (
+    "a time such as 2026-01-31T12:00 (UTC by default), @1769860800000 (milliseconds since 1970) or '2 hours ago'"
+)
 _NAMES: dict[str, Literal["beginning", "end"]] = {
     "beginning": "beginning",
     "earliest": "beginning",
@@ -49,17 +52,41 @@ def parse_position(text: str, now_ms: int) -> LogPosition:
         return LogPosition(_NAMES[lowered])
     if _INTEGER.fullmatch(stripped):
         return LogPosition("last", -int(stripped)) if stripped.startswith("-") else LogPosition("offset", int(stripped))
+    time_ms = _find_time(text, now_ms)
+    if time_ms is None:
+        raise PositionError(f"{text!r} is not a position; use {POSITION_HELP}")
+    if time_ms > now_ms:
+        raise PositionError(f"{text!r} is in the future")
+    return LogPosition("time", time_ms)
+
+
+def parse_time(text: str, now_ms: int) -> int:
+    """Returns milliseconds since 1970. Raises PositionError if the text is not a time, or is a time before 1970."""
+    time_ms = _find_time(text, now_ms)
+    if time_ms is None:
+        raise PositionError(f"{text!r} is not {TIME_HELP}")
+    return time_ms
+
+
+def _find_time(text: str, now_ms: int) -> int | None:
+    """Returns None if the text has no format of a time. Raises PositionError if it has one and is invalid."""
+    stripped = text.strip()
+    lowered = stripped.lower()
     if lowered.endswith(" ago"):
-        return LogPosition("time", _check_time(now_ms - _parse_ago(text, lowered.removesuffix(" ago")), now_ms, text))
-    if lowered.startswith("@") and _INTEGER.fullmatch(stripped[1:]):
-        return LogPosition("time", _check_time(int(stripped[1:]), now_ms, text))
-    try:
-        time = datetime.fromisoformat(stripped)
-    except ValueError:
-        raise PositionError(f"{text!r} is not a position; use {POSITION_HELP}") from None
-    if time.tzinfo is None:
-        time = time.replace(tzinfo=UTC)
-    return LogPosition("time", _check_time((time - _EPOCH) // timedelta(milliseconds=1), now_ms, text))
+        time_ms = now_ms - _parse_ago(text, lowered.removesuffix(" ago"))
+    elif stripped.startswith("@") and _INTEGER.fullmatch(stripped[1:]):
+        time_ms = int(stripped[1:])
+    else:
+        try:
+            time = datetime.fromisoformat(stripped)
+        except ValueError:
+            return None
+        if time.tzinfo is None:
+            time = time.replace(tzinfo=UTC)
+        time_ms = (time - _EPOCH) // timedelta(milliseconds=1)
+    if time_ms < 0:
+        raise PositionError(f"{text!r} is before 1970")
+    return time_ms
 
 
 def _parse_ago(text: str, duration: str) -> int:
@@ -70,14 +97,6 @@ def _parse_ago(text: str, duration: str) -> int:
             f"{text!r} is not a time; use for example '90s ago', '5 minutes ago' or '2 days ago'"
         ) from None
     return parsed.milliseconds
-
-
-def _check_time(time_ms: int, now_ms: int, text: str) -> int:
-    if time_ms < 0:
-        raise PositionError(f"{text!r} is before 1970")
-    if time_ms > now_ms:
-        raise PositionError(f"{text!r} is in the future")
-    return time_ms
 
 
 async def find_offsets(

@@ -64,12 +64,13 @@ def move(
         print_json_lines(plan_to_json(plan))
     else:
         print_plan(plan)
-    if options.undo_file is not None:
+    new = {partition: each.target for partition, each in plan.items() if not each.is_started}
+    if new and options.undo_file is not None:
+        # A command that only waits for its moves must keep the file: it has the replicas of completed moves, too.
         _write_undo_file(options.undo_file, plan)
     if options.dry_run:
         print_notice("Nothing was changed.")
         return
-    new = {partition: each.target for partition, each in plan.items() if not each.is_started}
     if new and not options.yes:
         typer.confirm(f"Move {pluralize(len(new), 'partition')}?", abort=True, err=True)
 
@@ -89,10 +90,11 @@ def cancel_moves(
     find_partitions: Callable[[Admin], Coroutine[Any, Any, Sequence[TopicPartition]]],
     bootstrap: str,
     topics: Sequence[str],
-    *,
-    yes: bool,
+    options: MoveOptions,
 ) -> None:
     """Cancels the reassignments of those partitions that have one, if the user confirms it."""
+    if options.no_wait or options.as_json or options.undo_file is not None:
+        raise typer.BadParameter("--cancel cannot be combined with --no-wait, --json and --undo-file")
 
     async def find_moving(admin: Admin) -> list[TopicPartition]:
         return sorted(await admin.list_reassignments(await find_partitions(admin)))
@@ -101,7 +103,10 @@ def cancel_moves(
     if not moving:
         print_notice("No move is in progress.")
         return
-    if not yes:
+    if options.dry_run:
+        print_notice(f"Moves to cancel: {', '.join(map(str, moving))}. Nothing was changed.")
+        return
+    if not options.yes:
         typer.confirm(f"Cancel the moves of {', '.join(map(str, moving))}?", abort=True, err=True)
     failed = run_admin(lambda admin: alter_reassignments(admin, dict.fromkeys(moving)), bootstrap)
     for partition in moving:
@@ -111,8 +116,13 @@ def cancel_moves(
 
 
 def _write_undo_file(path: Path, plan: MovePlan) -> None:
+    """Exits with an error if the file exists with other contents: it may be the only way to undo earlier moves."""
+    text = plan_to_kafka_json(plan)
     try:
-        path.write_text(plan_to_kafka_json(plan), encoding="utf-8")
+        if path.exists() and path.read_bytes() != text.encode():
+            print_error(CommandError(f"{path} exists, and would be overwritten: use another --undo-file."))
+            raise typer.Exit(1)
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         print_error(CommandError(f"Cannot write {path}: {error.strerror}"))
         raise typer.Exit(1) from None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from moldau.cli.log_position import LogPosition, PositionError, parse_position
+from moldau.cli.log_position import LogPosition, PositionError, parse_position, parse_time
 
 NOW_MS = 1_800_000_000_000
 """2027-01-15T08:00:00Z"""
@@ -52,3 +52,17 @@ def test_other_texts_are_refused(text: str, message: str) -> None:
     with pytest.raises(PositionError) as refused:
         parse_position(text, NOW_MS)
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("5 minutes ago", NOW_MS - 300_000), ("@1700000000123", 1_700_000_000_123), ("2999-01-01", 32_472_144_000_000)],
+)
+def test_times_are_parsed(text: str, expected: int) -> None:
+    assert parse_time(text, NOW_MS) == expected
+
+
+@pytest.mark.parametrize("text", ["1200", "-10", "end", "soon", "five minutes ago", "1969-12-31"])
+def test_other_texts_are_not_times(text: str) -> None:
+    with pytest.raises(PositionError):
+        parse_time(text, NOW_MS)

@@ -56,10 +56,11 @@ def cluster_reassign(
     async def find_partitions(admin: Admin) -> list[TopicPartition]:
         return list(targets)
 
+    options = MoveOptions(dry_run, yes, no_wait, as_json, undo_file)
     if cancel:
-        cancel_moves(find_partitions, bootstrap, topics, yes=yes)
+        cancel_moves(find_partitions, bootstrap, topics, options)
     else:
-        move(find_targets, bootstrap, topics, MoveOptions(dry_run, yes, no_wait, as_json, undo_file))
+        move(find_targets, bootstrap, topics, options)
 
 
 def parse_reassignments(data: bytes) -> dict[TopicPartition, tuple[int, ...]]:

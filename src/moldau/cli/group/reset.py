@@ -1,7 +1,7 @@
 """`moldau group reset`: resets the committed offsets of a group."""
 
+import time
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
@@ -17,6 +17,7 @@ from moldau.cli.console import (
     print_table,
     report_results,
 )
+from moldau.cli.log_position import TIME_HELP, PositionError, parse_time
 from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Group, Json, option, validate_name
 from moldau.cli.progress import run_in_batches
 from moldau.cli.suggestions import closest_name
@@ -43,8 +44,7 @@ def group_reset(
         option("--to-offset", "OFFSET", "Reset to this offset in each partition, or the nearest valid one.", min=0),
     ] = None,
     to_time: Annotated[
-        str | None,
-        option("--to-time", "TIME", "Reset to the first record at or after this time, such as 2026-01-31T12:00 (UTC)."),
+        str | None, option("--to-time", "TIME", f"Reset to the first record at or after {TIME_HELP}.")
     ] = None,
     shift_by: Annotated[
         int | None,
@@ -142,11 +142,6 @@ def _to_json(partition: TopicPartition, change: OffsetChange) -> dict[str, Any]:
 
 def _parse_time_ms(text: str) -> int:
     try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a time such as 2026-01-31T12:00", param_hint="--to-time") from None
-    if time.tzinfo is None:
-        time = time.replace(tzinfo=UTC)
-    if time < datetime(1970, 1, 1, tzinfo=UTC):
-        raise typer.BadParameter(f"{text!r} is before 1970", param_hint="--to-time")
-    return int(time.timestamp() * 1000)
+        return parse_time(text, time.time_ns() // 1_000_000)
+    except PositionError as error:
+        raise typer.BadParameter(str(error), param_hint="--to-time") from None

@@ -87,13 +87,14 @@ def _list_reports(bootstrap: str, *, as_json: bool) -> None:
         return await read_reports(admin.cluster)
 
     reports = run_admin(operation, bootstrap)
+    now = datetime.now(UTC)
+    now_ms = round(now.timestamp() * 1000)
     if as_json:
-        print_json_lines(asdict(each) for each in reports)
+        print_json_lines({**asdict(each), "state": each.state_at(now_ms)} for each in reports)
         return
     if not reports:
         print_notice(f"No pipeline has reported to {bootstrap} within the last week.")
         return
-    now = datetime.now(UTC)
     numbers = ("in/s", "processed/s", "rows", "lag")
     rows = make_table("pipeline", "query", "state", "reported", "host", *numbers, "error", numbers=numbers)
     for each in reports:
@@ -101,7 +102,7 @@ def _list_reports(bootstrap: str, *, as_json: bool) -> None:
         rows.add_row(
             each.pipeline,
             each.query,
-            each.state_at(round(now.timestamp() * 1000)),
+            each.state_at(now_ms),
             f"{elapsed_text(reported.isoformat(), now)} ago",
             each.host,
             "-" if each.input_rate is None else format_rate(each.input_rate),

@@ -70,8 +70,9 @@ def topic_move(
     """
     if [replicas is not None, replication_factor is not None, cancel].count(True) != 1:
         raise typer.BadParameter("use exactly one of --replicas, --replication-factor and --cancel")
+    options = MoveOptions(dry_run, yes, no_wait, as_json, undo_file)
     if cancel:
-        cancel_moves(lambda admin: _selected(admin, topic, partitions), bootstrap, [topic], yes=yes)
+        cancel_moves(lambda admin: _selected(admin, topic, partitions), bootstrap, [topic], options)
         return
     nodes = None if replicas is None else parse_node_ids(replicas, "--replicas")
 
@@ -82,7 +83,7 @@ def topic_move(
         assert replication_factor is not None
         return await _plan_factor(admin, selected, replication_factor)
 
-    move(find_targets, bootstrap, [topic], MoveOptions(dry_run, yes, no_wait, as_json, undo_file))
+    move(find_targets, bootstrap, [topic], options)
 
 
 def rotate(nodes: Sequence[int], turn: int) -> tuple[int, ...]:

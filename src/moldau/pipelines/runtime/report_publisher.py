@@ -81,7 +81,8 @@ class ReportPublisher:
             ]
             for delivery in deliveries:
                 await delivery
-        except KafkaError as error:
+        except Exception as error:
+            # Also unexpected errors: otherwise `close` would raise them and end a successful run as a failed one.
             self._retry_at_s = time.monotonic() + HEARTBEAT_INTERVAL_S
             if not self._has_warned:
                 self._has_warned = True

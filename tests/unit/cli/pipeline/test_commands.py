@@ -15,9 +15,11 @@ import typer
 from typer.testing import CliRunner
 
 from moldau.cli.commands import app
+from moldau.cli.pipeline import list as list_module
 from moldau.cli.pipeline.parameters import load_pipeline, state_directory
 from moldau.cli.spark.parameters import exit_on_error
 from moldau.pipelines.planner.topic_checks import Finding
+from moldau.pipelines.query_report import QueryReport
 from moldau.pipelines.runtime.progress import Progress, to_json
 from moldau.pipelines.runtime.run import file_hash
 from moldau.pipelines.runtime.state_directory import RunRecord, StateDirectory, process_start
@@ -365,3 +367,10 @@ def test_group_help_has_examples() -> None:
     said = succeeds("pipeline", "--help")
     for command in ("new", "check", "run", "list", "status", "stop", "replay", "redrive"):
         assert command in said
+
+
+def test_the_json_of_reports_names_lost_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = QueryReport("revenue", "table", "running", 0, "2026-01-01T00:00:00+00:00", "host", 1, "local", 1)
+    monkeypatch.setattr(list_module, "run_admin", lambda operation, bootstrap: [report])
+    listed = json.loads(succeeds("pipeline", "list", "--bootstrap", "127.0.0.1:9092", "--json"))
+    assert (listed["query"], listed["state"]) == ("table", "lost")
