@@ -210,6 +210,9 @@ def test_a_move_to_a_stopped_node_is_watched_reported_and_cancelled(
         assert f"{topic}-0 cannot be moved yet: its new replica on node 4 is down" in stuck.stderr
         assert "run the command again to wait for them, or with --cancel" in stuck.stderr
         check_interruption(cluster, move)
+        other = ["topic", "move", topic, "--replicas", "1,2", "--partition", "0", "--dry-run"]
+        assert "(replaces the move to 1,4)" in moldau(cluster, *other).stdout
+        assert [each["replaced_replicas"] for each in json_lines(moldau(cluster, *other, "--json"))] == [[1, 4]]
         cancel = ["topic", "move", topic, "--cancel"]
         moldau(cluster, *cancel, typed="n\n", code=1)
         assert f"Moves to cancel: {topic}-0. Nothing was" in moldau(cluster, *cancel, "--dry-run", "--yes").stderr

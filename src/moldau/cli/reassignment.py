@@ -43,6 +43,8 @@ class Move(NamedTuple):
     """The size of the leader's log; 0 if it is unknown."""
     is_started: bool
     """Whether a reassignment to the target is in progress."""
+    replaced: tuple[int, ...] | None = None
+    """The target of a reassignment in progress that this move replaces."""
 
     @property
     def bytes_to_copy(self) -> int:
@@ -72,8 +74,10 @@ async def plan_moves(admin: Admin, targets: Targets) -> MovePlan:
     for partition, target in sorted(changing.items()):
         info, reassignment = partitions[partition], ongoing.get(partition)
         current = info.replicas if reassignment is None else original_replicas(reassignment)
-        is_started = reassignment is not None and target_replicas(reassignment) == target
-        plan[partition] = Move(current, target, sizes.get((partition, info.leader), 0), is_started)
+        moving_to = None if reassignment is None else target_replicas(reassignment)
+        is_started = moving_to == target
+        replaced = None if is_started else moving_to
+        plan[partition] = Move(current, target, sizes.get((partition, info.leader), 0), is_started, replaced)
     return plan
 
 
@@ -138,8 +142,10 @@ def print_plan(plan: MovePlan) -> None:
     rows = make_table("partition", "from", "to", "to copy", numbers=("to copy",))
     for partition, move in plan.items():
         size = decimal(move.bytes_to_copy) if move.bytes_to_copy else "-"
-        moving = " (moving)" if move.is_started else ""
-        rows.add_row(str(partition), nodes_text(move.current), nodes_text(move.target), f"{size}{moving}")
+        note = " (moving)" if move.is_started else ""
+        if move.replaced is not None:
+            note = f" (replaces the move to {nodes_text(move.replaced)})"
+        rows.add_row(str(partition), nodes_text(move.current), nodes_text(move.target), f"{size}{note}")
     print_table(rows)
     out_console.print()
     total = decimal(sum(each.bytes_to_copy for each in plan.values()))
@@ -155,6 +161,7 @@ def plan_to_json(plan: MovePlan) -> list[dict[str, Any]]:
             "new_replicas": move.target,
             "bytes_to_copy": move.bytes_to_copy,
             "is_started": move.is_started,
+            "replaced_replicas": move.replaced,
         }
         for partition, move in plan.items()
     ]
