@@ -180,6 +180,11 @@ def test_configs_of_a_node_and_of_the_cluster_are_set_and_unset(moldau: Moldau) 
 def test_invalid_changes_of_a_node_are_rejected(moldau: Moldau) -> None:
     (node,) = [str(each["node"]) for each in json_lines(moldau("cluster", "status", "--json"))[0]["nodes"]]
     moldau("broker", "config", node, "--set", "log.retention.ms=soon", code=1)
+    for owner, name in (([node], "log.segment.byte"), ([], "log.segment.bites")):
+        changed = moldau("broker", "config", *owner, "--set", f"{name}=1")
+        advice = "it may have no effect. Did you mean log.segment.bytes?"
+        assert f"Nodes have no config {name}, so {advice}" in changed.stderr
+        moldau("broker", "config", *owner, "--unset", name)
     assert "--set and --unset change" in moldau("broker", "config", "--set", "a=1", "--json", code=2).output
     assert "Node 77 does not exist" in moldau("broker", "config", "77", code=3).stderr
     misspelt = moldau("broker", "config", node, "--name", "log.retention.mss", code=3).stderr

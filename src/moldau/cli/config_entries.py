@@ -13,7 +13,7 @@ from moldau.cli.suggestions import closest_name
 from moldau.client.admin.types import ConfigEntry, ConfigSource
 
 _UNITS_MS = {"ms": 1, "seconds": 1_000, "minutes": 60_000, "hours": 3_600_000}
-_SOURCE_TEXTS = {
+_SOURCE_TEXTS: dict[int, str] = {
     ConfigSource.DYNAMIC_TOPIC: "set for the topic",
     ConfigSource.DYNAMIC_BROKER: "set for the node",
     ConfigSource.DYNAMIC_DEFAULT_BROKER: "set for the cluster",
@@ -74,7 +74,7 @@ def _print_block(entry: ConfigEntry) -> None:
     line = Text(f"{entry.name} = ")
     line.append(_value_text(entry), style="" if entry.is_default else "bold green")
     default = default_value(entry)
-    notes = [] if entry.is_default else [_SOURCE_TEXTS.get(ConfigSource(entry.source), "") or _source_name(entry)]
+    notes = [] if entry.is_default else [_SOURCE_TEXTS.get(entry.source) or _source_name(entry)]
     if default is not None and default != entry.value:
         notes.append(f"default {default or 'empty'}")
     if entry.is_read_only:

@@ -12,7 +12,8 @@ from typing import Annotated, Literal
 import typer
 
 from moldau.cli.admin import connected_cluster, notify_if_slow, run_or_exit
-from moldau.cli.console import CommandError, pluralize, print_notice
+from moldau.cli.console import pluralize, print_notice
+from moldau.cli.exit_codes import NotFoundError
 from moldau.cli.log_position import (
     POSITION_HELP,
     LogBounds,
@@ -253,7 +254,7 @@ def _select_partitions(cluster: Cluster, selection: _Selection) -> list[TopicPar
         existing = [each.index for each in cluster.topics[topic].partitions]
         for each in selection.partitions:
             if each not in existing:
-                raise CommandError(
+                raise NotFoundError(
                     f"{topic} has {pluralize(len(existing), 'partition')}; there is no partition {each}."
                 )
         selected += [TopicPartition(topic, each) for each in existing if each in (selection.partitions or existing)]

@@ -13,7 +13,7 @@ class ExitCode(enum.IntEnum):
     USAGE = 2
     """The arguments are invalid. Typer also exits with this code."""
     NOT_FOUND = 3
-    """A topic, group, transactional id or node that the user named does not exist."""
+    """A topic, partition, group, transactional id, node or config that the user named does not exist."""
     UNAVAILABLE = 4
     """The cluster, a leader or a coordinator did not respond in time. The same command may succeed later."""
     INTERRUPTED = 128 + signal.SIGINT

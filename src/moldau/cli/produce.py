@@ -10,6 +10,7 @@ import typer
 
 from moldau.cli.admin import connected_cluster, notify_if_slow, run_or_exit
 from moldau.cli.console import CommandError, pluralize, print_notice
+from moldau.cli.exit_codes import NotFoundError
 from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Topic, option
 from moldau.cli.record_json import NewRecord, RecordJsonError, parse_json
 from moldau.cli.signals import stop_signal
@@ -188,7 +189,7 @@ def _missing_partition(topic: str, partition_count: int, partition: int, line_nu
     """`line_number` is the line that names the partition, or None if an option does."""
     problem = f"{topic} has {pluralize(partition_count, 'partition')}; there is no partition {partition}."
     if line_number is None:
-        return CommandError(problem)
+        return NotFoundError(problem)
     return CommandError(
         f"Line {line_number}: {problem} Use --repartition to choose other partitions, or add some with "
         f"`moldau topic alter {topic} --partitions {partition + 1}`."

@@ -1,5 +1,6 @@
 """`moldau broker config`: shows and changes the configs of a node, or those of all nodes of a cluster."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -19,6 +20,7 @@ from moldau.cli.parameters import (
     validate_name,
     validate_text,
 )
+from moldau.cli.suggestions import closest_name
 from moldau.client.admin.admin import Admin
 from moldau.client.admin.requester import single_result
 from moldau.client.admin.types import ConfigChange, ConfigEntry, ConfigResource, Operation, ResourceType
@@ -79,13 +81,19 @@ def broker_config(
         entries = single_result(await admin.describe_configs([resource], documentation=True))
         return select_entries(entries.values(), names or (), owner, only_changed=changed)
 
-    async def change(admin: Admin) -> None:
+    async def change(admin: Admin) -> list[str]:
+        """Returns notices about unknown configs."""
         await _check_node(admin, node)
+        # Look them up first, because nodes list each config that is set.
+        unknown = await _unknown_configs(admin, node, [each.name for each in changes if each.value is not None])
         single_result(await admin.alter_configs({resource: changes}))
+        return unknown
 
     if changes:
-        run_admin(change, bootstrap)
+        notices = run_admin(change, bootstrap)
         out_console.print(f"{owner}: changed", markup=False)
+        for notice in notices:
+            print_notice(notice)
         return
     shown = run_admin(show, bootstrap)
     if not shown and not as_json:
@@ -103,3 +111,19 @@ async def _check_node(admin: Admin, node: int | None) -> None:
         raise NodeDownError(f"Node {node} is down.")
     if node not in [each.node_id for each in cluster.brokers]:
         raise NotFoundError(f"Node {node} does not exist. Run `moldau cluster status` to see the nodes.")
+
+
+async def _unknown_configs(admin: Admin, node: int | None, names: Sequence[str]) -> list[str]:
+    """Returns a notice for each of these configs that nodes do not have. Brokers store them: a plugin may use them."""
+    if not names:
+        return []
+    nodes = [each.node_id for each in (await admin.describe_cluster()).brokers] if node is None else [node]
+    known = single_result(await admin.describe_configs([ConfigResource(ResourceType.BROKER, str(nodes[0]))]))
+    notices = []
+    for name in names:
+        # Apache Kafka does not list the configs of single listeners.
+        if name not in known and not name.startswith("listener.name."):
+            closest = closest_name(name, known)
+            advice = "" if closest is None else f" Did you mean {closest}?"
+            notices.append(f"Nodes have no config {name}, so it may have no effect.{advice}")
+    return notices
