@@ -20,10 +20,11 @@ from moldau.cli.parameters import (
     validate_name,
     validate_text,
 )
-from moldau.cli.suggestions import closest_name
+from moldau.cli.suggestions import LOOKUP_TIMEOUT_MS, closest_name
 from moldau.client.admin.admin import Admin
 from moldau.client.admin.requester import single_result
 from moldau.client.admin.types import ConfigChange, ConfigEntry, ConfigResource, Operation, ResourceType
+from moldau.client.errors import KafkaError
 
 
 class NodeDownError(CommandError):
@@ -117,8 +118,12 @@ async def _unknown_configs(admin: Admin, node: int | None, names: Sequence[str])
     """Returns a notice for each of these configs that nodes do not have. Brokers store them: a plugin may use them."""
     if not names:
         return []
-    nodes = [each.node_id for each in (await admin.describe_cluster()).brokers] if node is None else [node]
-    known = single_result(await admin.describe_configs([ConfigResource(ResourceType.BROKER, str(nodes[0]))]))
+    any_node = (await admin.describe_cluster()).brokers[0].node_id if node is None else node
+    resource = ConfigResource(ResourceType.BROKER, str(any_node))
+    known = (await Admin(admin.cluster, timeout_ms=LOOKUP_TIMEOUT_MS).describe_configs([resource]))[resource]
+    if isinstance(known, KafkaError):
+        # The notice is not essential, and a node that has just died must not prevent the change.
+        return []
     notices = []
     for name in names:
         # Apache Kafka does not list the configs of single listeners.
