@@ -504,8 +504,8 @@ class Admin:
     async def describe_group_lags(self, groups: Iterable[str]) -> Results[str, GroupLagSample]:
         """Returns the lag of groups as their coordinators have sampled it: records, seconds, rates and states.
 
-        A group that nobody has looked at before has no rates yet. Only brokers of Moldau have samples: with others the
-        error is UnsupportedVersionError.
+        A group whose lag is requested for the first time has no rates yet. Only brokers of Moldau have samples: with
+        others the error is UnsupportedVersionError.
         """
 
         async def request(node: int | None, remaining: list[str], retry: Retry) -> Results[str, GroupLagSample]:
