@@ -1,6 +1,7 @@
 """The broker under test. `MOLDAU_TEST_BOOTSTRAP=host:port` runs behaviour tests against another broker: a test that
 fails against Apache Kafka is a wrong test."""
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -20,6 +21,12 @@ hypothesis_settings.load_profile("moldau")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rewrite", action="store_true", help="write the transcripts anew instead of comparing with them")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Takes the many objects of modules and tests out of garbage collections, of which simulations have thousands."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

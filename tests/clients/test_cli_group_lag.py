@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from moldau.cli.commands import app
+from moldau.cli.exit_codes import ExitCode
 from moldau.cli.group import lag as lag_command
 from moldau.cli.group.lag import format_ms
 from moldau.client import Admin, Consumer, Producer, TopicPartition
@@ -61,7 +62,7 @@ def test_a_table_shows_records_and_time(broker: Broker) -> None:
     assert lines[0].startswith(f"readers: {2 * (RECORDS - 5)} records behind, at most ")
     table = [cells(line) for line in lines[2:]]
     assert [each[:6] for each in table] == [["readers", "orders", index, "5", "20", "15"] for index in ("0", "1")]
-    assert run(broker, "nothing", fails=True).exit_code == 1
+    assert run(broker, "nothing", fails=True).exit_code == ExitCode.NOT_FOUND
 
 
 def test_all_groups_are_shown_without_a_name_and_rates_come_with_the_second_sample(broker: Broker) -> None:

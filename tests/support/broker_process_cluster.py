@@ -57,7 +57,7 @@ class BrokerProcessCluster:
                         **wanted,
                         "node.id": str(node_id),
                         "broker.rack": (racks or {}).get(node_id, ""),
-                        "http.port": str(self.http_ports.get(node_id, -1)),
+                        **({"http.port": str(self.http_ports[node_id])} if with_http else {}),
                     }
                 ),
             )

@@ -73,7 +73,9 @@ def test_a_batch_that_cannot_be_decoded_does_not_hide_later_reports(unreadable: 
             committed = partition.commit_future(appended.next_offset, appended.leader_epoch)
             if committed is not None:
                 await committed
-        broker: Any = SimpleNamespace(replica_manager=SimpleNamespace(get=lambda topic, index: partition))
+        broker: Any = SimpleNamespace(
+            replica_manager=SimpleNamespace(get=lambda topic, index: partition), platform=SimpleNamespace(clock=clock)
+        )
         reports = PipelineReports()
         for _ in range(2):
             await reports.refresh(broker)

@@ -52,10 +52,16 @@ for _name in FORBIDDEN_LOOP_METHODS:
 
 @contextlib.contextmanager
 def forbid_nondeterminism() -> Iterator[None]:
-    """Makes forbidden calls raise DeterminismError. Disables automatic garbage collection, which would break replay."""
+    """Makes forbidden calls raise DeterminismError. Disables automatic garbage collection, which would break replay.
+
+    Objects from before are frozen, so that collections of the simulation do not visit them. If a caller such as a test
+    run has frozen its objects already, they stay frozen.
+    """
     was_collecting = gc.isenabled()
+    is_frozen = gc.get_freeze_count() > 0
     gc.collect()
-    gc.freeze()
+    if not is_frozen:
+        gc.freeze()
     gc.disable()
     try:
         with ExitStack() as stack:
@@ -63,6 +69,7 @@ def forbid_nondeterminism() -> Iterator[None]:
                 stack.enter_context(mock.patch.object(owner, name, _forbidden(f"{owner.__name__}.{name}")))
             yield
     finally:
-        gc.unfreeze()
+        if not is_frozen:
+            gc.unfreeze()
         if was_collecting:
             gc.enable()
