@@ -29,7 +29,7 @@ JOBS ?= 3
 # Tools for tests and checks.
 .venv/.development: .venv/.spark
 	@echo "Installing test and check tools ..."
-	@$(BIN)/python -m pip install --quiet --editable '.[spark]' --group dev
+	@$(BIN)/python -m pip install --quiet --editable '.[spark,postgres]' --group dev
 	@touch $@
 
 setup: .venv/.development

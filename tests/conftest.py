@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings as hypothesis_settings
 
 from support.broker_process import BrokerProcess
+from support.postgres import HOW_TO_GET_ONE, PostgresServer, find_servers
 from support.topics import Topics
 
 EXTERNAL = os.environ.get("MOLDAU_TEST_BOOTSTRAP")
@@ -43,6 +44,18 @@ def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def topics(bootstrap: str) -> Topics:
     return Topics(bootstrap)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A Postgres server that all tests of a process share: MOLDAU_TEST_POSTGRES selects the major version, otherwise
+    it is the newest one on this machine. Each test takes a schema or a database of its own."""
+    servers = find_servers()
+    version = os.environ.get("MOLDAU_TEST_POSTGRES") or max(servers, key=int, default="")
+    if version not in servers:
+        pytest.skip(HOW_TO_GET_ONE)
+    with PostgresServer(servers[version]) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
