@@ -2,10 +2,25 @@
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
 from moldau.pipelines.runtime.stop_request import SIGNALS, StopRequest, stop_on_signals
+
+
+@pytest.fixture(autouse=True)
+def default_handlers() -> Iterator[None]:
+    """Restores the default handlers for each test: under nohup or in the background, a shell ignores these signals."""
+    handlers = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def signalled(number: int) -> None:
