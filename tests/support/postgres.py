@@ -1,4 +1,4 @@
-"""Postgres servers of the tests: each in a temporary directory, on a port of this machine, started and killed at will."""
+"""Postgres servers of the tests: each in a temporary directory, on a free port, started and killed at will."""
 
 import importlib.util
 import os
