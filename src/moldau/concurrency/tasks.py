@@ -1,6 +1,7 @@
 """Helpers for tasks and futures: cancellation, waits with a deadline, and unawaited exceptions."""
 
 import asyncio
+from collections.abc import Coroutine
 from typing import Any
 
 
@@ -25,3 +26,19 @@ def retrieve_exception(future: "asyncio.Future[Any]") -> None:
     """Prevents asyncio from logging the exception of a future that no caller awaits."""
     if not future.cancelled():
         future.exception()
+
+
+async def run_uncancelled(work: Coroutine[Any, Any, None]) -> None:
+    """Awaits the work until it ends, even if the caller is cancelled, for work that must not stop halfway."""
+    task = asyncio.get_running_loop().create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+        except Exception:
+            break
+    if cancelled is not None and not task.cancelled() and task.exception() is None:
+        raise cancelled
+    task.result()

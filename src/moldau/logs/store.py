@@ -20,14 +20,20 @@ TRANSIENT_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
 """Disk errors after which a log stays usable. After any other error the disk cannot be trusted."""
 
 
+class StoreUnavailableError(StorageError):
+    """The server of the store does not respond. It may do so later."""
+
+
 def is_transient(error: StorageError) -> bool:
     """Returns whether the failed operation may succeed later, for example after the disk was full."""
+    if isinstance(error, StoreUnavailableError):
+        return True
     return isinstance(error.__cause__, OSError) and error.__cause__.errno in TRANSIENT_ERRNOS
 
 
 def copy_error(error: StorageError) -> StorageError:
     """Returns a copy without the traceback, which would keep files and requests in memory if the error is stored."""
-    copy, cause = StorageError(str(error)), error.__cause__
+    copy, cause = type(error)(str(error)), error.__cause__
     copy.__cause__ = copy_os_error(cause) if isinstance(cause, OSError) else None
     return copy
 

@@ -1,11 +1,11 @@
 """A log in segment files."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
 from uuid import UUID
 
+from moldau.concurrency.tasks import run_uncancelled
 from moldau.errors import CorruptRecordError, OffsetOutOfRangeError, StorageError
 from moldau.logs.files.checkpoints import Checkpoints
 from moldau.logs.files.cleaner import Cleaner
@@ -45,22 +45,6 @@ from moldau.records.batch import TIMESTAMP_TYPE_MASK, Batch, is_data
 from moldau.settings.topic import TopicSettings
 
 log = get_logger(__name__)
-
-
-async def run_uncancelled(work: Coroutine[Any, Any, None]) -> None:
-    """Awaits the work until it ends, even if the caller is cancelled, because a truncation must not stop halfway."""
-    task = asyncio.get_running_loop().create_task(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError as error:
-            cancelled = error
-        except Exception:
-            break
-    if cancelled is not None and not task.cancelled() and task.exception() is None:
-        raise cancelled
-    task.result()
 
 
 class LogHealth:

@@ -28,7 +28,7 @@ from moldau.logs.files.file_names import (
     segment_file_name,
 )
 from moldau.logs.files.indexes import OFFSET_RANGE
-from moldau.logs.files.scan import BatchHeader, read_batch, scan_batches, scan_headers
+from moldau.logs.files.scan import read_batch, scan_batches, scan_headers
 from moldau.logs.files.segment import LogSegment
 from moldau.logs.leader_epochs import NO_EPOCH, LeaderEpochCache
 from moldau.logs.producer_state import ProducerStateManager
@@ -36,6 +36,7 @@ from moldau.logs.transaction_index import TransactionIndex
 from moldau.observe.logging import get_logger
 from moldau.platform.disk import Disk, read_small_file
 from moldau.records.batch import CONTROL_MASK, Batch
+from moldau.records.batch_header import BatchHeader
 
 _BATCHES_PER_YIELD = 64
 """How many batches are read before recovery yields to the event loop."""

@@ -4,55 +4,13 @@ from collections.abc import Iterator
 
 from moldau.errors import CorruptRecordError
 from moldau.platform.disk import File
-from moldau.records.batch import HEADER, HEADER_SIZE, LOG_OVERHEAD, MAGIC_POSITION, Batch
+from moldau.records.batch import HEADER_SIZE, LOG_OVERHEAD, MAGIC_POSITION, Batch
+from moldau.records.batch_header import MAGIC, BatchHeader
 
 _CHUNK_SIZE = 4096
 """How many bytes a scan of headers reads at once: enough for many small batches."""
 _BLOCK_SIZE = 1024 * 1024
 """How many bytes a scan of whole batches reads at once."""
-
-_MAGIC = 2
-
-
-class BatchHeader:
-    """The header of a batch in a file, and the position of the batch."""
-
-    __slots__ = (
-        "attributes",
-        "base_offset",
-        "base_sequence",
-        "count",
-        "last_offset",
-        "last_offset_delta",
-        "leader_epoch",
-        "max_timestamp",
-        "position",
-        "producer_epoch",
-        "producer_id",
-        "size",
-    )
-
-    def __init__(self, data: bytes, start: int, position: int) -> None:
-        (
-            self.base_offset,
-            length,
-            self.leader_epoch,
-            magic,
-            _,
-            self.attributes,
-            self.last_offset_delta,
-            _,
-            self.max_timestamp,
-            self.producer_id,
-            self.producer_epoch,
-            self.base_sequence,
-            self.count,
-        ) = HEADER.unpack_from(data, start)
-        self.size = length + LOG_OVERHEAD
-        self.position = position
-        self.last_offset = self.base_offset + self.last_offset_delta
-        if magic != _MAGIC or self.size < HEADER_SIZE or self.last_offset_delta < 0 or self.base_offset < 0:
-            raise CorruptRecordError(f"there is no record batch at position {position}")
 
 
 def scan_headers(file: File, position: int, end: int) -> Iterator[BatchHeader]:
@@ -87,7 +45,7 @@ def scan_batches(file: File, position: int, end: int) -> Iterator[tuple[int, Bat
         start = 0
         while len(block) - start >= HEADER_SIZE:
             size = int.from_bytes(block[start + 8 : start + 12], "big", signed=True) + LOG_OVERHEAD
-            if not HEADER_SIZE <= size <= end - position or block[start + MAGIC_POSITION] != _MAGIC:
+            if not HEADER_SIZE <= size <= end - position or block[start + MAGIC_POSITION] != MAGIC:
                 raise CorruptRecordError(f"there is no whole batch at position {position}")
             if start + size > len(block):
                 if start:

@@ -20,11 +20,12 @@ from moldau.logs.files.file_names import (
     segment_file_name,
 )
 from moldau.logs.files.indexes import OFFSET_RANGE, OffsetIndex, TimeIndex
-from moldau.logs.files.scan import BatchHeader, read_batch, scan_headers
+from moldau.logs.files.scan import read_batch, scan_headers
 from moldau.logs.transaction_index import AbortedTransaction, TransactionIndex
 from moldau.observe.logging import get_logger
 from moldau.platform.disk import Disk, File, read_small_file
 from moldau.records.batch import HEADER_SIZE, NO_TIMESTAMP, Batch
+from moldau.records.batch_header import BatchHeader
 
 _RECENT_MAX = 4096
 """How many batch positions at the end of the active segment are kept in memory, to make reads faster."""
