@@ -303,7 +303,13 @@ def test_a_misspelt_topic_has_a_suggestion(moldau: Moldau, topic: str, command: 
 
 @pytest.mark.parametrize(
     "command",
-    ["group describe {}", "group members {}", "group delete {} --yes", "group delete {} --topic orders --yes"],
+    [
+        "group describe {}",
+        "group members {}",
+        "group lag {}",
+        "group delete {} --yes",
+        "group delete {} --topic orders --yes",
+    ],
 )
 def test_a_misspelt_group_has_a_suggestion(moldau: Moldau, group: str, command: str) -> None:
     misspelt = group.replace("billing", "biling")

@@ -96,15 +96,18 @@ class TextTable(Table):
         super().add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells), **options)
 
 
-def make_table(*columns: str, numbers: tuple[str, ...] = (), truncated: tuple[str, ...] = ()) -> TextTable:
-    """Makes a table. `numbers` columns are right-aligned. Wide cells are folded, in `truncated` columns truncated."""
+def make_table(
+    *columns: str, numbers: tuple[str, ...] = (), truncated: tuple[str, ...] = (), unfolded: tuple[str, ...] = ()
+) -> TextTable:
+    """Makes a table. `numbers` columns are right-aligned. Wide cells are folded, except in columns of numbers and
+    `unfolded` ones; in `truncated` columns they are truncated."""
     table = TextTable(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(
             column,
             justify="right" if column in numbers else "left",
             overflow="ellipsis" if column in truncated else "fold",
-            no_wrap=column in numbers,
+            no_wrap=column in numbers or column in unfolded,
         )
     return table
 

@@ -4,12 +4,14 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import nullcontext
 from math import ceil, inf, isfinite
 from typing import Annotated, Any
 
 import typer
+from rich.cells import cell_len
+from rich.console import ConsoleDimensions
 from rich.console import Group as RenderGroup
 from rich.live import Live
 from rich.text import Text
@@ -28,6 +30,12 @@ REFRESH_S = 2.0
 UNKNOWN = "-"
 STATE_STYLES = {LagState.OK: "green", LagState.FALLING_BEHIND: "yellow"}
 NUMBERS = ("partition", "committed", "end", "lag", "time lag", "committed/s", "produced/s", "caught up in")
+COLUMNS = ("group", "topic", *NUMBERS, "trend", "state", "consumer")
+LEFT_OUT_IF_NARROW = ("committed", "end", "produced/s", "committed/s", "trend", "caught up in")
+"""Columns that a narrow terminal does not show, the least important first."""
+SHRINKING_WIDTHS = {"group": 24, "topic": 24, "consumer": 16}
+"""To which width these columns can shrink before others are left out: names are folded, and consumers truncated."""
+COLUMN_GAP = 2
 
 
 def group_lag(
@@ -58,7 +66,10 @@ def group_lag(
 async def _show(
     group: str | None, bootstrap: str, count: int | None, watch: bool, as_json: bool, isolation_level: str
 ) -> None:
-    async with connected_cluster(bootstrap, request_timeout_ms=REQUEST_TIMEOUT_MS) as cluster:
+    connecting = connected_cluster(
+        bootstrap, request_timeout_ms=REQUEST_TIMEOUT_MS, groups=() if group is None else (group,)
+    )
+    async with connecting as cluster:
         admin = Admin(cluster, timeout_ms=REQUEST_TIMEOUT_MS)
         source = LagSource(admin, group, isolation_level)
         with notify_if_slow(f"waiting for {bootstrap} ..."):
@@ -72,7 +83,7 @@ async def _show(
                 if as_json:
                     _print_json(samples)
                 elif live is not None:
-                    live.update(render(samples, source.error), refresh=True)
+                    live.update(render(samples, out_console.size, source.error), refresh=True)
                 else:
                     _print_samples(samples, with_time=watch)
                 if number == count:
@@ -121,10 +132,20 @@ class LagSource:
 # Text
 
 
-def render(samples: Sequence[GroupLagSample], error: KafkaError | None = None) -> RenderGroup:
-    parts: list[Any] = [Text(_summary(samples), style="bold"), _table(samples)]
+def render(samples: Sequence[GroupLagSample], size: ConsoleDimensions, error: KafkaError | None = None) -> RenderGroup:
+    """Returns the summary and a table that fit into a terminal. If not all partitions fit, the worst are shown."""
+    rows = _rows(samples)
+    row_count = max(1, size.height - 3 - (error is not None))
+    parts: list[Any] = [Text(_summary(samples), style="bold")]
+    if len(rows) > row_count:
+        rows.sort(key=_severity)
+        hidden = pluralize(len(rows) - row_count + 1, "more partition")
+        rows = rows[: row_count - 1]
+        parts += [_table(rows, size.width), Text(f"and {hidden}, in a better state", style="dim")]
+    else:
+        parts.append(_table(rows, size.width))
     if error is not None:
-        parts.append(Text(f"not up to date: {error}", style="red"))
+        parts.append(Text(f"not up to date: {error}", style="red", no_wrap=True, overflow="ellipsis"))
     return RenderGroup(*parts)
 
 
@@ -134,7 +155,7 @@ def _print_samples(samples: Sequence[GroupLagSample], *, with_time: bool) -> Non
     if not samples:
         return
     out_console.print(_summary(samples), markup=False)
-    print_table(_table(samples))
+    print_table(_table(_rows(samples), out_console.width if sys.stdout.isatty() else None))
     lags = [each.lag for group in samples for each in group.partitions]
     if not with_time and lags and all(lag.commit_rate is None for lag in lags):
         interval_s = samples[0].interval_ms / 1_000
@@ -152,28 +173,60 @@ def _summary(samples: Sequence[GroupLagSample]) -> str:
     )
 
 
-def _table(samples: Sequence[GroupLagSample]) -> TextTable:
-    table = make_table("group", "topic", *NUMBERS, "trend", "state", "consumer", numbers=NUMBERS)
-    for group in samples:
-        for each in group.partitions:
-            lag = each.lag
-            end_offset = lag.last_stable_offset if lag.is_read_committed else lag.high_watermark
-            table.add_row(
-                group.group,
-                each.partition.topic,
-                str(each.partition.partition),
-                str(lag.committed_offset),
-                str(end_offset),
-                str(lag.lag_records),
-                format_ms(lag.lag_ms),
-                _format_rate(lag.commit_rate),
-                _format_rate(lag.produce_rate),
-                _format_catch_up(lag),
-                trend(lag),
-                Text(str(lag.state).replace("_", " "), style=STATE_STYLES.get(lag.state, "red")),
-                _consumer(each),
-            )
+def _rows(samples: Sequence[GroupLagSample]) -> list[tuple[str, PartitionLagSample]]:
+    return [(group.group, each) for group in samples for each in group.partitions]
+
+
+def _severity(row: tuple[str, PartitionLagSample]) -> tuple[bool, int, int]:
+    """A sort key: partitions that are not ok come first, then the largest time lag."""
+    lag = row[1].lag
+    return lag.state is LagState.OK, -(lag.lag_ms or 0), -lag.lag_records
+
+
+def _table(rows: Sequence[tuple[str, PartitionLagSample]], width: int | None) -> TextTable:
+    """Makes a table for a terminal of this width, or with all columns."""
+    lines = [_cells(group, each) for group, each in rows]
+    columns = COLUMNS if width is None else _fitting_columns(lines, width)
+    table = make_table(*columns, numbers=NUMBERS, unfolded=("trend", "state"))
+    for line in lines:
+        table.add_row(*(line[column] for column in columns))
     return table
+
+
+def _fitting_columns(lines: Sequence[dict[str, Text]], width: int) -> Collection[str]:
+    widths = {
+        column: max(cell_len(column), *(line[column].cell_len for line in lines)) if lines else cell_len(column)
+        for column in COLUMNS
+    }
+    for column, smallest in SHRINKING_WIDTHS.items():
+        widths[column] = min(widths[column], smallest)
+    # The line above the table names a single group.
+    is_one_group = len({line["group"].plain for line in lines}) == 1
+    for column in (*(("group",) if is_one_group else ()), *LEFT_OUT_IF_NARROW):
+        if sum(widths.values()) + COLUMN_GAP * (len(widths) - 1) <= width:
+            break
+        del widths[column]
+    return widths
+
+
+def _cells(group: str, sample: PartitionLagSample) -> dict[str, Text]:
+    lag = sample.lag
+    end_offset = lag.last_stable_offset if lag.is_read_committed else lag.high_watermark
+    return {
+        "group": Text(group),
+        "topic": Text(sample.partition.topic),
+        "partition": Text(str(sample.partition.partition)),
+        "committed": Text(str(lag.committed_offset)),
+        "end": Text(str(end_offset)),
+        "lag": Text(str(lag.lag_records)),
+        "time lag": Text(format_ms(lag.lag_ms)),
+        "committed/s": Text(_format_rate(lag.commit_rate)),
+        "produced/s": Text(_format_rate(lag.produce_rate)),
+        "caught up in": Text(_format_catch_up(lag)),
+        "trend": Text(trend(lag)),
+        "state": Text(str(lag.state).replace("_", " "), style=STATE_STYLES.get(lag.state, "red")),
+        "consumer": Text(_consumer(sample), no_wrap=True, overflow="ellipsis"),
+    }
 
 
 def trend(lag: PartitionLag) -> str:
