@@ -182,6 +182,20 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     assert flags == ["serve", "--config", "/etc/m.toml", "--data-dir", "/srv/moldau"]
 
 
+def test_the_steps_in_the_unit_create_everything_that_the_service_needs(tmp_path: Path) -> None:
+    unit = generate(
+        "systemd", "--user", "owner", "--data-dir", str(tmp_path / "data"), "--config", str(tmp_path / "etc" / "m.toml")
+    )
+    steps = re.findall(r"^#   (.*)$", unit, re.M)
+    files = [step.replace("-o owner ", "") for step in steps if "install" in step]
+    for _ in range(2):  # The steps can be repeated, and keep the settings.
+        subprocess.run(["sh", "-ec", "\n".join(files)], check=True)
+        (tmp_path / "etc" / "m.toml").write_text("node.id = 7\n")
+    assert (tmp_path / "etc" / "m.toml").read_text() == "node.id = 7\n"
+    assert (tmp_path / "data").is_dir()
+    assert any(step.startswith("useradd ") and step.endswith(" owner") for step in steps)
+
+
 @pytest.mark.parametrize(
     ("path", "problem"), [("data", "not absolute"), ("/srv/my data", "space"), ("/srv/%i", "expands")]
 )

@@ -15,6 +15,7 @@ UNIT = """\
 # A node of Moldau. As root:
 #   useradd --system --home-dir {data_dir} {user}
 #   install -d -o {user} {data_dir}
+#   test -e {config} || install -D -m 644 /dev/null {config}  # `moldau settings` lists what it can contain
 #   moldau generate systemd --output /etc/systemd/system/moldau.service
 #   systemctl daemon-reload && systemctl enable --now moldau
 [Unit]
