@@ -43,6 +43,13 @@ def values(result: Result) -> list[str]:
     return result.stdout.splitlines()
 
 
+@pytest.mark.parametrize("flag", ["--replicas", "--replication-factor", "-r"])
+def test_the_replication_factor_has_the_flags_of_moldau_and_of_kafka(moldau: Moldau, flag: str) -> None:
+    name = f"replicated{flag}"
+    assert f"{name}: created" in moldau("topic", "create", name, flag, "1").stdout
+    assert "INVALID_REPLICATION_FACTOR" in moldau("topic", "create", f"{name}-2", flag, "2", fails=True).output
+
+
 def test_a_topic_is_created_listed_described_altered_and_deleted(moldau: Moldau) -> None:
     assert "orders: created" in moldau("topic", "create", "orders", "-p", "2", "-c", "retention.ms=60000").stdout
     assert ["orders", "2", "1"] in [line.split() for line in moldau("topic", "list").stdout.splitlines()]

@@ -66,7 +66,7 @@ def bench(
     replicas: Annotated[
         int | None,
         option(
-            "--replicas -r",
+            "--replicas --replication-factor -r",
             "NUMBER",
             "Replication factor of the topic; by default default.replication.factor of the broker.",
             validate_int16,

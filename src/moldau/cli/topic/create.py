@@ -33,7 +33,7 @@ def topic_create(
     replicas: Annotated[
         int | None,
         option(
-            "--replicas -r",
+            "--replicas --replication-factor -r",
             "NUMBER",
             "Replication factor; by default default.replication.factor of the broker.",
             validate_int16,
