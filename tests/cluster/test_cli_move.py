@@ -227,6 +227,26 @@ def test_a_move_to_a_stopped_node_is_watched_reported_and_cancelled(
         cluster.restart(4)
 
 
+def test_a_move_that_keeps_a_replica_on_a_stopped_node_does_not_wait_for_ever(
+    topic: str, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reassignment, "STALLED_POLLS_MAX", 2)
+    partition = ["--partition", "0"]
+    moldau(cluster, "topic", "move", topic, "--replicas", "1,2,4", *partition, "--yes")
+    cluster.stop(4)
+    try:
+        wait_until_down(cluster, 4)
+        stuck = moldau(cluster, "topic", "move", topic, "--replicas", "1,4", *partition, "--yes", code=1)
+        assert f"{topic}-0 cannot be moved yet: its replica on node 4 is down" in stuck.stderr
+        moldau(cluster, "topic", "move", topic, "--cancel", "--yes")
+        assert set(replicas(cluster, topic)[0]) == {1, 2, 4}
+        # The replica on the stopped node can be removed.
+        moldau(cluster, "topic", "move", topic, "--replicas", "1,2", *partition, "--yes")
+        assert replicas(cluster, topic)[0] == (1, 2)
+    finally:
+        cluster.restart(4)
+
+
 def test_a_move_that_is_cancelled_while_it_is_watched_is_a_failure(
     topic: str, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

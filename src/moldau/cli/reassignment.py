@@ -238,8 +238,7 @@ async def wait_for_moves(admin: Admin, plan: MovePlan) -> dict[TopicPartition, E
                     f"{moved} of {pluralize(len(plan), 'partition')}, {decimal(bytes_left)} left",
                 )
                 reasons = {
-                    each: stall_reason(leaders.get(each, NO_LEADER), move.adding, running)
-                    for each, move in ongoing.items()
+                    each: stall_reason(leaders.get(each, NO_LEADER), move, running) for each, move in ongoing.items()
                 }
                 stalled = {each: reason for each, reason in reasons.items() if reason is not None}
                 if stalls.is_stuck(stalled, len(ongoing)):
@@ -255,12 +254,17 @@ async def wait_for_moves(admin: Admin, plan: MovePlan) -> dict[TopicPartition, E
     return await _check_moved(admin, plan)
 
 
-def stall_reason(leader: int, adding: Collection[int], running: Collection[int]) -> str | None:
-    """Returns why a reassignment makes no progress now, or None if it can."""
+def stall_reason(leader: int, move: OngoingReassignment | None, running: Collection[int]) -> str | None:
+    """Returns why a reassignment makes no progress now, or None if it can.
+
+    It completes when all replicas of its target are in the ISR, also those that are not new.
+    """
     if leader == NO_LEADER:
         return "it has no leader to copy records from"
-    down = sorted(set(adding) - set(running))
-    return f"its new replica on node {down[0]} is down" if down else None
+    down = [] if move is None else sorted({*target_replicas(move)}.difference(running))
+    if move is None or not down:
+        return None
+    return f"its {'new ' if down[0] in move.adding else ''}replica on node {down[0]} is down"
 
 
 async def _leaders(admin: Admin, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:

@@ -29,7 +29,7 @@ from moldau.metadata.records import Record
 def alter_partition_reassignments(
     state: ControllerState, reassignments: Sequence[Reassignment], *, allow_rf_change: bool
 ) -> CoordinatorResult[Record, list[PartitionResult]]:
-    """Starts, changes or cancels reassignments. A reassignment that adds no replica completes at once."""
+    """Starts, changes or cancels reassignments. One whose target replicas are all in the ISR completes at once."""
     active = state.active_brokers()
     times_named = Counter((each.topic, each.partition) for each in reassignments)
     records: list[Record] = []

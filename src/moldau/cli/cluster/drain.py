@@ -103,7 +103,7 @@ async def _plan(admin: Admin, node: int, started: Moves) -> DrainPlan:
             replicas[partition] = each.replicas if move is None else move
             if move is not None and node in each.replicas and node not in move:
                 moving[partition] = move
-                reason = stall_reason(each.leader, () if reassignment is None else reassignment.adding, running)
+                reason = stall_reason(each.leader, reassignment, running)
                 if reason is not None:
                     stalled[partition] = reason
     racks = {each.node_id: each.rack for each in cluster.brokers if each.node_id != node}
