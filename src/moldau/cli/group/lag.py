@@ -223,16 +223,16 @@ def _cells(group: str, sample: PartitionLagSample) -> dict[str, Text]:
         "committed/s": Text(_format_rate(lag.commit_rate)),
         "produced/s": Text(_format_rate(lag.produce_rate)),
         "caught up in": Text(_format_catch_up(lag)),
-        "trend": Text(trend(lag)),
+        "trend": Text(trend(lag) or UNKNOWN),
         "state": Text(str(lag.state).replace("_", " "), style=STATE_STYLES.get(lag.state, "red")),
         "consumer": Text(_consumer(sample), no_wrap=True, overflow="ellipsis"),
     }
 
 
-def trend(lag: PartitionLag) -> str:
-    """Returns how the lag changes."""
+def trend(lag: PartitionLag) -> str | None:
+    """Returns how the lag changes, or None if that is unknown."""
     if lag.commit_rate is None or lag.produce_rate is None:
-        return UNKNOWN
+        return None
     gain = lag.commit_rate - lag.produce_rate
     if not lag.lag_records or not gain:
         return "steady"

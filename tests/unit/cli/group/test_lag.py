@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console, ConsoleDimensions
 
-from moldau.cli.group.lag import COLUMNS, render
+from moldau.cli.group.lag import COLUMNS, render, to_row
 from moldau.client.admin.group_lag import GroupLagSample, PartitionLagSample
 from moldau.client.record import TopicPartition
 from moldau.lag.state import LagState, PartitionLag
@@ -83,3 +83,11 @@ def test_the_worst_partitions_are_shown_if_not_all_fit() -> None:
     assert len(lines) == 9, "the last line of the terminal stays free"
     assert [line.split()[1] for line in lines[2:5]] == ["17", "48", "47"]
     assert lines[-1] == f"and {len(lags) - 6} more partitions, in a better state"
+
+
+def test_values_that_are_unknown_before_the_second_sample_are_null_in_json() -> None:
+    first = group("billing", LAG._replace(lag_ms=None, commit_rate=None, produce_rate=None))
+    row = to_row(first, first.partitions[0])
+    unknown = ("lag_ms", "commit_rate", "produce_rate", "trend", "catches_up", "catch_up_seconds")
+    assert {name: row[name] for name in unknown} == dict.fromkeys(unknown)
+    assert lines_of(first, width=200)[2].split()[6:11] == ["-"] * 5
