@@ -22,6 +22,7 @@ def help_of(*path: str) -> list[str]:
 def test_the_help_of_a_command_describes_it_and_its_parameters(path: tuple[str, ...]) -> None:
     shown = " ".join(help_of(*path))
     assert f"Usage: moldau {' '.join(path)} " in shown
+    assert "[[" not in shown, "the brackets of optional arguments are added to metavar"
     for parameter in parameters(*path):
         name = parameter.names[0] if parameter.names else parameter.metavar
         assert parameter.help, f"{name} has no help"

@@ -37,7 +37,7 @@ def broker_config(
     node: Annotated[
         int | None,
         typer.Argument(
-            metavar="[NODE]",
+            metavar="NODE",
             min=0,
             callback=validate_int32,
             help="Node id; without it, the dynamic configs that apply to all nodes.",

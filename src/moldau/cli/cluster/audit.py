@@ -14,7 +14,7 @@ def cluster_audit(
     topics: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[TOPIC]...", callback=validate_name, help="Topics to audit; by default all, also internal ones."
+            metavar="TOPIC", callback=validate_name, help="Topics to audit; by default all, also internal ones."
         ),
     ] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,

@@ -19,7 +19,7 @@ def cluster_elect_leaders(
     topics: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[TOPIC]...", callback=validate_name, help="Topics whose leaders are elected; all by default."
+            metavar="TOPIC", callback=validate_name, help="Topics whose leaders are elected; all by default."
         ),
     ] = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,

@@ -19,7 +19,7 @@ def generate_prometheus(
     targets: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[HOST:PORT]...",
+            metavar="HOST:PORT",
             callback=validate_addresses,
             show_default=False,
             help="HTTP addresses of all nodes (http.port); by default those of `moldau up --http-port 8001`.",

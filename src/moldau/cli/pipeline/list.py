@@ -25,7 +25,7 @@ def pipeline_list(
     directory: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[DIRECTORY]",
+            metavar="DIRECTORY",
             exists=True,
             file_okay=False,
             help="Directory of the pipeline files; by default the working directory.",

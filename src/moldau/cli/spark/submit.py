@@ -21,7 +21,7 @@ CONTEXT_SETTINGS = {"allow_interspersed_args": False}
 def spark_submit(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Python program.")],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[ARGUMENTS]...", help="Arguments of the program.")
+        list[str] | None, typer.Argument(metavar="ARGUMENTS", help="Arguments of the program.")
     ] = None,
     master: MasterUrl = None,
     settings: Settings = None,
