@@ -10,7 +10,7 @@ from moldau.http import app_connection, app_loader, front_connection, server
 from moldau.http.request_head import HEAD_BYTES_MAX
 from moldau.http.turn_queue import TurnQueue
 from moldau.testing import Broker
-from support.http_connection import RawConnection, request_bytes
+from support.http_connection import HttpResponse, RawConnection, request_bytes
 
 TOPIC = {"topic_name": "handover", "partition_count": 2}
 BODY_BYTES_MAX = 100_000
@@ -317,6 +317,19 @@ def test_a_host_name_that_points_here_is_rejected(broker: Broker, connection: Ra
         assert connection.receive().status == 200
     connection.send(b"GET /readyz HTTP/1.1\r\nhost: example.com\r\n\r\n")
     assert connection.receive().status == 200
+
+
+def test_metrics_are_not_for_web_pages_of_other_sites(connection: RawConnection) -> None:
+    def request(extra: bytes) -> HttpResponse:
+        connection.send(b"GET /metrics HTTP/1.1\r\n" + extra + b"\r\n\r\n")
+        return connection.receive()
+
+    # Before and after the HTTP API has taken the connection over.
+    for _ in range(2):
+        assert request(b"host: example.com").status == 403
+        assert "other sites" in request(b"host: localhost\r\nsec-fetch-site: cross-site").json()["detail"]
+        assert request(b"host: localhost").status == 200
+        assert connection.request("GET", "/admin/v1/topics").status == 200
 
 
 # Handover

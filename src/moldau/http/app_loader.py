@@ -19,7 +19,6 @@ from moldau.http.context import HttpContext
 from moldau.http.errors import RETRY_HEADERS
 from moldau.http.front_connection import IDLE_TIMEOUT_S, FrontConnection
 from moldau.http.health import PATHS
-from moldau.http.node_metrics import METRICS_PATH
 from moldau.http.turn_queue import TurnQueue
 
 CONCURRENCY_MAX = 1_000
@@ -86,7 +85,7 @@ def _guarded(app: ASGIApp, http_host: str) -> ASGIApp:
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        refusal = None if scope["path"] in (*PATHS, METRICS_PATH) else find_refusal(scope["method"], headers, http_host)
+        refusal = None if scope["path"] in PATHS else find_refusal(scope["method"], headers, http_host)
         if refusal is None:
             await app(scope, receive, send)
         else:

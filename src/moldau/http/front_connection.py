@@ -37,6 +37,9 @@ class FrontServer(Protocol):
 
     def health_response(self, path: str) -> HealthResponse: ...
 
+    def find_refusal(self, head: RequestHead) -> str | None:
+        """Returns why metrics are refused, for example to a web page of another site; None if they are not."""
+
     async def render_metrics(self) -> list[bytes]: ...
 
     def hand_over(self, connection: "FrontConnection") -> None:
@@ -132,7 +135,11 @@ class FrontConnection(asyncio.Protocol):
             self._server.hand_over(self)
             return
         del self._received[:size]
-        if head.method in ("GET", "HEAD"):
+        body: Mapping[str, object]
+        refusal = self._server.find_refusal(head) if head.path == METRICS_PATH else None
+        if refusal is not None:
+            status, body = 403, {"detail": refusal}
+        elif head.method in ("GET", "HEAD"):
             if head.path == METRICS_PATH:
                 self._stop_timer()
                 self.transport.pause_reading()

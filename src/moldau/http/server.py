@@ -9,10 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
+from moldau.http.browser_guard import find_refusal
 from moldau.http.context import HttpContext
 from moldau.http.front_connection import FrontConnection
 from moldau.http.health import HealthResponse, health_response
 from moldau.http.node_metrics import render_metrics
+from moldau.http.request_head import RequestHead
 from moldau.observe.logging import get_logger
 from moldau.platform.cpu import thread_cpu_s
 
@@ -89,6 +91,10 @@ class HttpServer:
     def health_response(self, path: str) -> HealthResponse:
         assert self._context is not None
         return health_response(path, self._context.broker)
+
+    def find_refusal(self, head: RequestHead) -> str | None:
+        assert self._context is not None
+        return find_refusal(head.method, head.headers, self._context.broker.settings.broker.http_host)
 
     async def render_metrics(self) -> list[bytes]:
         assert self._context is not None
