@@ -222,7 +222,7 @@ def test_a_client_that_does_not_read_its_metrics_is_disconnected(
     async def render(*_: object) -> list[bytes]:
         return [b"x" * 30_000_000]
 
-    monkeypatch.setattr("moldau.http.server.render_metrics", render)
+    monkeypatch.setattr("moldau.http.context.render_metrics", render)
     monkeypatch.setattr("moldau.http.front_connection.STALL_TIMEOUT_S", 0.2)
     host, _, port = str(broker.node.http_address).rpartition(":")
     http = broker.node._http

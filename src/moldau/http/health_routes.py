@@ -9,7 +9,6 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from moldau.http.body import Context
 from moldau.http.errors import RETRY_HEADERS
 from moldau.http.health import health_response
-from moldau.http.node_metrics import render_metrics
 from moldau.metrics.exposition import CONTENT_TYPE
 
 router = APIRouter(tags=["health"])
@@ -24,7 +23,7 @@ def _response(path: str, context: Context) -> JSONResponse:
 @router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(context: Context) -> Response:
     """Returns the metrics of this node for Prometheus."""
-    return Response(b"".join(await render_metrics(context.broker, context.pipeline_reports)), media_type=CONTENT_TYPE)
+    return Response(b"".join(await context.render_metrics()), media_type=CONTENT_TYPE)
 
 
 @router.get("/healthcheck")

@@ -13,7 +13,6 @@ from moldau.http.browser_guard import find_refusal
 from moldau.http.context import HttpContext
 from moldau.http.front_connection import FrontConnection
 from moldau.http.health import HealthResponse, health_response
-from moldau.http.node_metrics import render_metrics
 from moldau.http.request_head import RequestHead
 from moldau.observe.logging import get_logger
 from moldau.platform.cpu import thread_cpu_s
@@ -41,8 +40,6 @@ class HttpServer:
         self._loading: asyncio.Task[None] | None = None
         self._waiting: list[FrontConnection] = []
         """The connections that the API takes over when it is loaded."""
-        self._metrics_lock = asyncio.Lock()
-        """Held while metrics are written: together, requests would block the event loop for one slice each."""
         self._all_closed: asyncio.Event = asyncio.Event()
         self._is_closing = False
 
@@ -99,8 +96,7 @@ class HttpServer:
     async def render_metrics(self) -> list[bytes]:
         assert self._context is not None
         try:
-            async with self._metrics_lock:
-                return await render_metrics(self._context.broker, self._context.pipeline_reports)
+            return await self._context.render_metrics()
         except Exception:
             self._context.unexpected_errors += 1
             log.exception("the metrics cannot be written")

@@ -1,12 +1,13 @@
 """Metrics that several clients request together are written one after the other."""
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from moldau.http import server
+from moldau.http import context as context_module
+from moldau.http import health_routes
+from moldau.http.context import HttpContext
 from moldau.http.server import HttpServer
 
 
@@ -20,15 +21,20 @@ def test_requests_for_metrics_take_turns(monkeypatch: pytest.MonkeyPatch) -> Non
             await asyncio.sleep(0)
         return [b"%d" % number]
 
-    async def body() -> list[list[bytes]]:
-        http = HttpServer()
-        http._context = SimpleNamespace(broker=None, pipeline_reports=None)  # type: ignore[assignment]
+    async def body() -> list[bytes]:
+        http, context = HttpServer(), HttpContext(broker=None)  # type: ignore[arg-type]
+        http._context = context
+
+        async def render_on_a_connection_of_the_api() -> list[bytes]:
+            return [bytes((await health_routes.metrics(context)).body)]
+
         cancelled = asyncio.create_task(http.render_metrics())
-        requests = [asyncio.create_task(http.render_metrics()) for _ in range(3)]
+        ways = (http.render_metrics, render_on_a_connection_of_the_api, http.render_metrics)
+        requests = [asyncio.create_task(way()) for way in ways]
         await asyncio.sleep(0)
         cancelled.cancel()
-        return await asyncio.gather(*requests)
+        return [block for blocks in await asyncio.gather(*requests) for block in blocks]
 
-    monkeypatch.setattr(server, "render_metrics", render)
-    assert asyncio.run(body()) == [[b"1"], [b"2"], [b"3"]]
+    monkeypatch.setattr(context_module, "render_metrics", render)
+    assert asyncio.run(body()) == [b"1", b"2", b"3"]
     assert steps == sorted(steps)
