@@ -12,9 +12,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def stop_signal() -> Iterator["asyncio.Future[int]"]:
     """Yields a future that the first signal completes. The result of the future is the signal number.
 
-    A second signal cancels the current task, and a third signal has the default effect.
+    A second signal cancels the current task, and a third signal has the default effect. At the end, the handlers are
+    those from before: a shell ignores SIGINT in programs that it starts in the background.
     """
     loop = asyncio.get_running_loop()
+    previous = [signal.getsignal(number) for number in SIGNALS]
     task = asyncio.current_task()
     stop_requested: asyncio.Future[int] = loop.create_future()
 
@@ -36,3 +38,5 @@ def stop_signal() -> Iterator["asyncio.Future[int]"]:
         yield stop_requested
     finally:
         remove_handlers()
+        for number, handler in zip(SIGNALS, previous, strict=True):
+            signal.signal(number, handler)
