@@ -39,6 +39,8 @@ class ShardHarness:
         self.id_expiration_ms = id_expiration_ms
         self.shard = self._new_shard()
         self.now_ms = 1_700_000_000_000
+        self.wall_offset_ms = 0
+        """How far the wall clock of the coordinator is ahead."""
         self.next_producer_id = 1_000
         self.log: list[list[StateRecord]] = []
         """One list of records per append."""
@@ -50,7 +52,7 @@ class ShardHarness:
 
     @property
     def now(self) -> Now:
-        return Now(self.now_ms - 1_600_000_000_000, self.now_ms)
+        return Now(self.now_ms - 1_600_000_000_000, self.now_ms + self.wall_offset_ms)
 
     @property
     def end_offset(self) -> int:

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from moldau.coordinator.deadline_queue import DeadlineQueue
 from moldau.coordinator.result import CompletedRequest, CoordinatorResult, Now
 from moldau.errors import (
     InvalidProducerIdMappingError,
@@ -45,6 +44,7 @@ from moldau.transactions.requests import (
     TransactionFilter,
     TransactionMarkers,
 )
+from moldau.transactions.timeouts import TransactionTimeouts
 from moldau.transactions.transaction_groups import TransactionGroups
 from moldau.transactions.transaction_metadata import (
     NO_PRODUCER_ID,
@@ -62,9 +62,6 @@ IDS_PER_EXPIRATION_PASS = 1_000
 """An expiration step checks this many transactional ids. Requests can run between two steps. A round deletes at most
 this many groups, so that the tombstones fit into one batch."""
 
-REPORTED_TIMEOUT_MIN_MS = 10_000
-"""A transaction with at least this timeout is reported before it times out, when 80 % of the time have passed."""
-
 ProducerResult = CoordinatorResult[StateRecord, ProducerIdAndEpoch | ProducerIdNeeded | MoldauError]
 
 _NEEDS_PRODUCER_ID: ProducerResult = CoordinatorResult((), PRODUCER_ID_NEEDED, min_committed_offset=0)
@@ -77,10 +74,7 @@ class TransactionCoordinatorShard:
         self._id_expiration_ms = id_expiration_ms
         self._transactions: dict[str, TransactionMetadata] = {}
         self.groups = TransactionGroups(self._transactions, transaction_version=transaction_version)
-        self._deadlines = DeadlineQueue()
-        """Wall clock times at which ongoing transactions are reported as long, and then time out."""
-        self._reported: dict[str, int] = {}
-        """The start of each ongoing transaction that was reported as long."""
+        self._timeouts = TransactionTimeouts()
         self._long_transactions: dict[str, LongTransaction] = {}
         """Reports that `take_long_transactions` has not returned yet."""
         self._timed_out_and_exhausted: dict[str, None] = {}
@@ -106,27 +100,13 @@ class TransactionCoordinatorShard:
             self.groups.apply_transaction(record)
             self._unsent_markers.pop(transactional_id, None)
             self._timed_out_and_exhausted.pop(transactional_id, None)
+            self._timeouts.update(transactional_id, metadata)
             if metadata is None:
                 self._transactions.pop(transactional_id, None)
-                self._set_deadline(transactional_id, None)
                 continue
             self._transactions[transactional_id] = metadata
-            self._set_deadline(transactional_id, metadata)
             if metadata.is_prepared:
                 self._unsent_markers[transactional_id] = end_offset
-
-    def _set_deadline(self, transactional_id: str, metadata: TransactionMetadata | None) -> None:
-        timeout_at_ms = None if metadata is None else _timeout_at_ms(metadata)
-        if metadata is None or timeout_at_ms is None:
-            self._deadlines.set(transactional_id, None)
-            if self._reported:
-                self._reported.pop(transactional_id, None)
-            return
-        is_reported = self._reported.get(transactional_id) == metadata.start_ms
-        if is_reported or metadata.timeout_ms < REPORTED_TIMEOUT_MIN_MS:
-            self._deadlines.set(transactional_id, timeout_at_ms)
-        else:
-            self._deadlines.set(transactional_id, metadata.start_ms + metadata.timeout_ms * 4 // 5)
 
     def _change(
         self, transactional_id: str, metadata: TransactionMetadata, response: Any
@@ -328,32 +308,28 @@ class TransactionCoordinatorShard:
         return CoordinatorResult((), ())
 
     def next_deadline_ms(self, now: Now) -> int | None:
-        wall_ms = self._deadlines.next_ms
-        return None if wall_ms is None else now.monotonic_ms + max(0, wall_ms - now.wall_ms)
+        return self._timeouts.next_ms(now)
 
     def tick(self, now: Now) -> TransactionResult:
         """Aborts one timed out transaction. If more are due, the next deadline stays in the past."""
-        while (transactional_id := self._deadlines.pop_due(now.wall_ms)) is not None:
+        while (due := self._timeouts.pop_due(now)) is not None:
+            transactional_id = due.transactional_id
             metadata = self._transactions[transactional_id]
-            timeout_at_ms = metadata.start_ms + metadata.timeout_ms + 1
-            is_timed_out = timeout_at_ms <= now.wall_ms
             self._long_transactions[transactional_id] = LongTransaction(
                 transactional_id,
                 _identity(metadata),
                 metadata.client,
                 len(metadata.partitions),
-                now.wall_ms - metadata.start_ms,
+                due.open_ms,
                 metadata.timeout_ms,
-                is_timed_out,
+                due.is_timed_out,
             )
-            if not is_timed_out:
-                self._reported[transactional_id] = metadata.start_ms
-                self._deadlines.set(transactional_id, timeout_at_ms)
+            if not due.is_timed_out:
                 continue
             aborted = self._fenced(now, metadata, None)
             if aborted is not None:
                 # Keep the deadline until the record is applied, because the append can fail.
-                self._deadlines.set(transactional_id, timeout_at_ms)
+                self._timeouts.keep(transactional_id)
                 return self._change(transactional_id, aborted, ())
             self._timed_out_and_exhausted[transactional_id] = None
         return CoordinatorResult((), ())
@@ -373,8 +349,7 @@ class TransactionCoordinatorShard:
     ) -> CoordinatorResult[StateRecord, EmptyResponse]:
         """Aborts a timed out transaction with exhausted epochs. Does nothing if the transaction has ended."""
         metadata = self._transactions.get(transactional_id)
-        timeout_at_ms = None if metadata is None else _timeout_at_ms(metadata)
-        if metadata is None or timeout_at_ms is None or timeout_at_ms > now.wall_ms:
+        if metadata is None or not self._timeouts.is_timed_out(transactional_id, now):
             return CoordinatorResult((), EMPTY_RESPONSE)
         aborted = self._fenced(now, metadata, new_producer_id)
         assert aborted is not None
@@ -431,11 +406,6 @@ class TransactionCoordinatorShard:
 
     def _require(self, transactional_id: str) -> TransactionMetadata:
         return require(self._transactions.get(transactional_id), transactional_id)
-
-
-def _timeout_at_ms(metadata: TransactionMetadata) -> int | None:
-    """Returns the first ms at which an ongoing transaction is timed out; None in all other states."""
-    return metadata.start_ms + metadata.timeout_ms + 1 if metadata.state is TransactionState.ONGOING else None
 
 
 def _identity(metadata: TransactionMetadata) -> ProducerIdAndEpoch:

@@ -12,7 +12,7 @@ from moldau.errors import (
     TransactionalIdNotFoundError,
 )
 from moldau.transactions.requests import ListedTransaction, LongTransaction, ProducerIdAndEpoch, TransactionFilter
-from moldau.transactions.shard import REPORTED_TIMEOUT_MIN_MS
+from moldau.transactions.timeouts import REPORTED_TIMEOUT_MIN_MS
 from moldau.transactions.transaction_metadata import (
     PRODUCER_EPOCH_MAX,
     TV0,
@@ -654,7 +654,51 @@ def test_a_timeout_stays_due_if_its_record_cannot_be_written(harness: ShardHarne
     harness.now_ms += TIMEOUT_MS + 1
     for _ in range(2):
         assert len(harness.shard.tick(harness.now).records) == 1
-        assert harness.shard.next_deadline_ms(harness.now) == harness.now.monotonic_ms
+        due_ms = harness.shard.next_deadline_ms(harness.now)
+        assert due_ms is not None
+        assert due_ms <= harness.now.monotonic_ms
+
+
+@pytest.mark.parametrize("is_reloaded", [False, True])
+def test_a_wall_clock_that_is_behind_does_not_delay_a_timeout(harness: ShardHarness, is_reloaded: bool) -> None:
+    harness.add(harness.init(), P0)
+    harness.tick()
+    if is_reloaded:
+        # The clock of the next coordinator is an hour behind.
+        harness.reload()
+    harness.wall_offset_ms = -3_600_000
+    harness.tick()
+    harness.now_ms += TIMEOUT_MS
+    harness.tick()
+    assert harness.get().state is STATES.ONGOING
+    harness.now_ms += 1
+    harness.tick()
+    assert harness.get().state is STATES.PREPARE_ABORT
+    assert [each.open_ms for each in harness.shard.take_long_transactions()] == [TIMEOUT_MS + 1]
+
+
+def test_a_wall_clock_that_jumps_forward_does_not_time_out_a_transaction(harness: ShardHarness) -> None:
+    harness.add(harness.init(), P0)
+    harness.tick()
+    harness.wall_offset_ms = 3_600_000
+    harness.tick()
+    assert harness.get().state is STATES.ONGOING
+
+
+def test_the_next_transaction_has_its_own_timeout(harness: ShardHarness) -> None:
+    producer = harness.init()
+    harness.add(producer, P0)
+    harness.now_ms += TIMEOUT_MS - 1
+    harness.tick()
+    following = harness.end(producer)
+    harness.complete()
+    harness.add(following, P0)
+    harness.now_ms += TIMEOUT_MS
+    harness.tick()
+    assert harness.get().state is STATES.ONGOING
+    harness.now_ms += 1
+    harness.tick()
+    assert harness.get().state is STATES.PREPARE_ABORT
 
 
 def test_a_timeout_without_tv2_fences_the_producer(tv1: ShardHarness) -> None:
