@@ -1,7 +1,7 @@
 """The behaviour of every log store: each test runs on every implementation."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from support.logs import (
     records_of,
     values_of,
 )
+from support.postgres_logs import VERSIONS, drop_schema, new_schema, postgres_store, shared_server
 
 MakeStore = Callable[[], LogStore]
 
@@ -42,9 +43,17 @@ def big(letter: bytes) -> bytes:
     return letter * 900
 
 
-@pytest.fixture(params=["memory", "files", "awaiting files", "awaiting memory"])
-def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> MakeStore:
+POSTGRES = [f"postgres {version}" for version in VERSIONS]
+
+
+@pytest.fixture(params=["memory", "files", "awaiting files", "awaiting memory", *POSTGRES])
+def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeStore]:
     kind: str = request.param
+    if kind in POSTGRES:
+        server, schema = shared_server(kind.removeprefix("postgres ")), new_schema()
+        yield lambda: postgres_store(server.url, schema)
+        drop_schema(server, schema)
+        return
 
     def make() -> LogStore:
         store: LogStore
@@ -54,7 +63,7 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> MakeStore:
             store = FileLogStore(OsDisk(), str(tmp_path / "data"), SystemClock())
         return YieldingLogStore(store) if kind.startswith("awaiting") else store
 
-    return make
+    yield make
 
 
 @asynccontextmanager

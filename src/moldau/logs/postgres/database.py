@@ -1,0 +1,433 @@
+"""The connections of a node to its Postgres schema, and transactions that are executed exactly once.
+
+One process owns a schema. Its transactions run one after the other on one connection, the writer. Each of them
+increases `node.commit_number`, and is refused if another process has replaced `node.incarnation`. So a process that
+was replaced can write nothing, and after a lost connection the number tells whether the last commit was executed.
+"""
+
+import asyncio
+import errno
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from psycopg import errors as postgres_errors
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from moldau.concurrency.tasks import run_uncancelled
+from moldau.errors import StorageError
+from moldau.logs.postgres.schema import check_server, create_or_check_tables
+from moldau.logs.store import StoreUnavailableError
+from moldau.observe.logging import get_logger
+
+log = get_logger(__name__)
+
+START_TIMEOUT_S = 30.0
+"""How long a starting node waits for a server that does not accept connections, or for another process that still owns
+the schema."""
+PATIENCE_S = 10.0
+"""How long callers wait for a server that is unreachable."""
+QUERY_TIMEOUT_S = 60.0
+"""How long a query may take until its connection counts as lost."""
+READERS_MAX = 4
+_RETRY_DELAY_S_MIN, _RETRY_DELAY_S_MAX = 0.05, 1.0
+
+_CONNECTION_DEFAULTS = {
+    # Notice within about ten seconds that the server's machine has disappeared.
+    "connect_timeout": "5",
+    "keepalives_idle": "5",
+    "keepalives_interval": "2",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "10000",
+    # With several hosts, use the one that accepts writes, also after a failover.
+    "target_session_attrs": "read-write",
+}
+_SESSION_SETTINGS = {
+    # Limits that the server or the role may have for other applications.
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "default_transaction_isolation": "read committed",
+    "default_transaction_read_only": "off",
+    # The server must soon release the lock of a node whose machine has disappeared.
+    "tcp_keepalives_idle": "5",
+    "tcp_keepalives_interval": "2",
+    "tcp_keepalives_count": "3",
+}
+
+Connection = psycopg.AsyncConnection[Any]
+Cursor = psycopg.AsyncCursor[Any]
+Work = Callable[[Cursor], Awaitable[None]]
+
+_CONFIGURATION_ERRORS = (
+    postgres_errors.InvalidPassword,
+    postgres_errors.InvalidAuthorizationSpecification,
+    postgres_errors.InvalidCatalogName,
+    postgres_errors.InsufficientPrivilege,
+)
+"""Errors of a connection attempt that no repetition repairs."""
+_REPEATABLE_ERRORS = (
+    postgres_errors.QueryCanceled,
+    postgres_errors.DeadlockDetected,
+    postgres_errors.SerializationFailure,
+    postgres_errors.LockNotAvailable,
+)
+
+
+def is_disk_full(error: psycopg.Error) -> bool:
+    return isinstance(error, postgres_errors.InsufficientResources)
+
+
+def storage_error(operation: str, error: psycopg.Error) -> StorageError:
+    """Returns the error to raise. It is transient if the same work may succeed later."""
+    text = f"{operation} failed: {describe(error)}"
+    if isinstance(error, _REPEATABLE_ERRORS):
+        return StoreUnavailableError(text)
+    failure = StorageError(text)
+    if is_disk_full(error):
+        failure.__cause__ = OSError(errno.ENOSPC, describe(error))
+    return failure
+
+
+def describe(error: BaseException) -> str:
+    """Returns the first line of the error, without the position and the context that follow it."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+async def _session(conninfo: str, schema: str, application_name: str) -> Connection:
+    connection = await psycopg.AsyncConnection.connect(
+        conninfo, autocommit=True, application_name=application_name, prepare_threshold=2
+    )
+    try:
+        settings = {**_SESSION_SETTINGS, "search_path": '"' + schema.replace('"', '""') + '"'}
+        row = await (await connection.execute("select current_setting('synchronous_commit')")).fetchone()
+        if row == ("off",):
+            # A commit must be durable when it returns, whatever the default of the role or the database is.
+            settings["synchronous_commit"] = "on"
+        columns = ", ".join("set_config(%s, %s, false)" for _ in settings)
+        await connection.execute(f"select {columns}", [each for item in settings.items() for each in item])
+    except BaseException:
+        await connection.close()
+        raise
+    return connection
+
+
+class Database:
+    """A Postgres schema that this process owns."""
+
+    def __init__(self, url: str, schema: str, incarnation: UUID, *, patience_s: float = PATIENCE_S) -> None:
+        self.schema = schema
+        self.failure: str | None = None
+        """Why the schema cannot be used any more: another process owns it, or the server has lost commits."""
+        self.patience_s = patience_s
+        given = conninfo_to_dict(url)
+        defaults = {name: value for name, value in _CONNECTION_DEFAULTS.items() if name not in given}
+        self._conninfo = make_conninfo(url, **defaults)
+        host, port = given.get("host") or "the local socket", given.get("port") or 5432
+        self.address = f"{host}:{port}/{given.get('dbname') or ''}"
+        self._incarnation = incarnation
+        self._writer: Connection | None = None
+        self._writer_pid = 0
+        self._commit_number = 0
+        self._lock = asyncio.Lock()
+        """Held by the transaction in progress."""
+        self._readers: list[Connection] = []
+        self._readers_open = 0
+        self._reader_freed = asyncio.Condition()
+        self._is_closing = False
+        self._start_state: tuple[bool, int] | None = None
+
+    # Start
+
+    async def start(self) -> tuple[bool, int]:
+        """Connects, creates the tables if needed, and becomes the owner. Returns whether the last owner has shut down
+        cleanly, and with which broker epoch. Later calls only return the same again."""
+        if self._start_state is None:
+            self._start_state = await self._connect_and_own()
+        return self._start_state
+
+    async def _connect_and_own(self) -> tuple[bool, int]:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + START_TIMEOUT_S
+        is_logged = False
+        while True:
+            try:
+                connection = await _session(self._conninfo, self.schema, self._application_name("writer"))
+            except psycopg.Error as error:
+                if isinstance(error, _CONFIGURATION_ERRORS) or not _may_pass(error) or loop.time() > deadline:
+                    raise StorageError(f"cannot connect to Postgres at {self.address}: {describe(error)}") from error
+                if not is_logged:
+                    log.warning("waiting for Postgres", address=self.address, reason=describe(error))
+                    is_logged = True
+                await asyncio.sleep(_RETRY_DELAY_S_MAX)
+                continue
+            try:
+                await check_server(connection)
+                await self._lock_schema(connection, deadline)
+                state = await self._become_owner(connection)
+            except psycopg.Error as error:
+                await connection.close()
+                raise StorageError(
+                    f"cannot use the schema {self.schema} at {self.address}: {describe(error)}"
+                ) from error
+            except BaseException:
+                await connection.close()
+                raise
+            self._use_writer(connection)
+            return state
+
+    def _application_name(self, role: str) -> str:
+        return f"moldau {self.schema} {role}"
+
+    def _use_writer(self, connection: Connection) -> None:
+        self._writer, self._writer_pid = connection, connection.info.backend_pid
+
+    async def _lock_schema(self, connection: Connection, deadline: float) -> None:
+        """Takes the lock that keeps other processes off the schema. It is released with the connection."""
+        loop = asyncio.get_running_loop()
+        is_logged = False
+        while True:
+            row = await (
+                await connection.execute("select pg_try_advisory_lock(hashtextextended(%s, 0))", (self._lock_name,))
+            ).fetchone()
+            if row == (True,):
+                return
+            if loop.time() > deadline:
+                raise StorageError(
+                    f"another process uses the schema {self.schema} at {self.address}: stop it, or give this node "
+                    "another schema with postgres.schema"
+                )
+            if not is_logged:
+                log.warning("waiting for another process to release the schema", schema=self.schema)
+                is_logged = True
+            await asyncio.sleep(0.2)
+
+    @property
+    def _lock_name(self) -> str:
+        return f"moldau node of schema {self.schema}"
+
+    async def _become_owner(self, connection: Connection) -> tuple[bool, int]:
+        async with connection.transaction(), connection.cursor() as cursor:
+            await create_or_check_tables(cursor, self.schema, self._incarnation)
+            # A commit of the previous owner that is still in progress holds the row, so this statement waits for it.
+            await cursor.execute("select had_clean_shutdown, broker_epoch, commit_number from node for update")
+            row = await cursor.fetchone()
+            assert row is not None
+            await cursor.execute(
+                "update node set incarnation = %s, had_clean_shutdown = false, broker_epoch = -1", (self._incarnation,)
+            )
+        had_clean_shutdown, broker_epoch, self._commit_number = row
+        return had_clean_shutdown, broker_epoch if had_clean_shutdown else -1
+
+    # Transactions
+
+    def check(self) -> None:
+        if self.failure is not None:
+            raise StorageError(self.failure)
+
+    def fail(self, reason: str) -> None:
+        if self.failure is None:
+            self.failure = reason
+            log.error("the Postgres schema cannot be used any more", schema=self.schema, reason=reason)
+
+    async def transaction(self, work: Work) -> None:
+        """Executes the work in a transaction of its own, exactly once. Waits for a server that is unreachable.
+
+        `work` runs again if its transaction was not committed, so it must only send statements.
+        Raises StorageError if the work fails. Then it has changed nothing.
+        """
+        await run_uncancelled(self._transaction(work))
+
+    async def _transaction(self, work: Work) -> None:
+        async with self.exclusive():
+            await self.execute_exclusively(work)
+
+    @asynccontextmanager
+    async def exclusive(self, *, timeout_s: float | None = None) -> AsyncIterator[None]:
+        """Holds the lock under which transactions are executed with `execute_exclusively`. Raises StoreUnavailableError
+        if another transaction holds it for too long, because the server does not respond."""
+        try:
+            async with asyncio.timeout(self.patience_s if timeout_s is None else timeout_s):
+                await self._lock.acquire()
+        except TimeoutError as error:
+            raise StoreUnavailableError(
+                f"Postgres at {self.address} does not confirm an earlier transaction"
+            ) from error
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    async def execute_exclusively(self, work: Work) -> None:
+        """Executes a transaction. The caller holds the lock and must not be cancelled.
+
+        If the server is unreachable, the transaction is repeated for a while. If its commit may have been executed, it
+        is repeated until the server tells.
+        """
+        self.check()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.patience_s
+        number = self._commit_number + 1
+        is_in_doubt = is_logged = False
+        delay_s = _RETRY_DELAY_S_MIN
+        while True:
+            try:
+                connection = self._writer
+                if connection is None:
+                    connection, committed = await self._reconnect()
+                    if committed == number:
+                        break
+                    is_in_doubt = False
+                async with connection.transaction(), connection.cursor(binary=True) as cursor:
+                    await cursor.execute(
+                        "update node set commit_number = %s where incarnation = %s and commit_number = %s",
+                        (number, self._incarnation, number - 1),
+                    )
+                    if cursor.rowcount != 1:
+                        self.fail(f"another process owns the schema {self.schema} now")
+                        self.check()
+                    await work(cursor)
+                    is_in_doubt = True
+                break
+            except psycopg.Error as error:
+                is_lost = self._writer is None or self._writer.closed
+                if not is_lost and not isinstance(error, postgres_errors.ReadOnlySqlTransaction):
+                    raise storage_error("writing to Postgres", error) from error
+                await self._drop_writer()
+                reason = describe(error)
+                if not is_logged:
+                    log.warning("lost the connection to Postgres, retrying", address=self.address, reason=reason)
+                    is_logged = True
+                if self._is_closing or (not is_in_doubt and loop.time() + delay_s > deadline):
+                    raise StoreUnavailableError(f"Postgres at {self.address} is unreachable: {reason}") from error
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, _RETRY_DELAY_S_MAX)
+        self._commit_number = number
+        if is_logged:
+            log.info("connected to Postgres again", address=self.address)
+
+    async def _drop_writer(self) -> None:
+        connection, self._writer = self._writer, None
+        if connection is not None:
+            with suppress(psycopg.Error):
+                await connection.close()
+
+    async def _reconnect(self) -> tuple[Connection, int]:
+        """Returns a new writer and the number of the last commit. Raises psycopg.Error, or StorageError if the schema
+        has another owner."""
+        connection = await _session(self._conninfo, self.schema, self._application_name("writer"))
+        try:
+            # The old session may not have noticed yet that its client is gone, and its commit may still be in progress.
+            await connection.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity where pid = %s and application_name = %s",
+                (self._writer_pid, self._application_name("writer")),
+            )
+            await connection.execute("set lock_timeout = '5s'")
+            await connection.execute("select pg_advisory_lock(hashtextextended(%s, 0))", (self._lock_name,))
+            await connection.execute("set lock_timeout = 0")
+            row = await (await connection.execute("select incarnation, commit_number from node")).fetchone()
+        except BaseException:
+            await connection.close()
+            raise
+        if row is None or row[0] != self._incarnation:
+            self.fail(f"another process owns the schema {self.schema} now")
+        elif row[1] < self._commit_number:
+            self.fail(
+                f"the Postgres server at {self.address} has lost transactions that it had committed (it has "
+                f"{row[1]}, and had {self._commit_number}): after a failover, start the node again to accept the loss"
+            )
+        if self.failure is not None:
+            await connection.close()
+            raise StorageError(self.failure)
+        assert row is not None
+        self._use_writer(connection)
+        return connection, row[1]
+
+    # Queries
+
+    async def query(self, statement: str, parameters: Sequence[object] | Mapping[str, object] = ()) -> list[Any]:
+        """Returns the rows of a query outside of transactions. Waits for a server that is unreachable for a while;
+        then raises StoreUnavailableError."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.patience_s
+        delay_s = _RETRY_DELAY_S_MIN
+        while True:
+            self.check()
+            reader = None
+            try:
+                reader = await self._take_reader()
+                async with asyncio.timeout(QUERY_TIMEOUT_S), reader.cursor(binary=True) as cursor:
+                    await cursor.execute(statement, parameters)
+                    return await cursor.fetchall()
+            except TimeoutError as error:
+                raise StoreUnavailableError(
+                    f"Postgres at {self.address} has not answered a query for {QUERY_TIMEOUT_S:g} seconds"
+                ) from error
+            except psycopg.Error as error:
+                is_lost = reader is None or reader.closed
+                if not is_lost:
+                    raise storage_error("reading from Postgres", error) from error
+                if loop.time() + delay_s > deadline or self._is_closing:
+                    raise StoreUnavailableError(
+                        f"Postgres at {self.address} is unreachable: {describe(error)}"
+                    ) from error
+            finally:
+                if reader is not None:
+                    await self._give_reader(reader)
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, _RETRY_DELAY_S_MAX)
+
+    async def _take_reader(self) -> Connection:
+        async with self._reader_freed:
+            while not self._readers and self._readers_open >= READERS_MAX:
+                await self._reader_freed.wait()
+            if self._readers:
+                return self._readers.pop()
+            self._readers_open += 1
+        try:
+            return await _session(self._conninfo, self.schema, self._application_name("reader"))
+        except BaseException:
+            await self._forget_reader()
+            raise
+
+    async def _give_reader(self, reader: Connection) -> None:
+        is_idle = reader.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+        if reader.closed or not is_idle or self._is_closing:
+            # A cancelled query leaves a connection whose response was not read.
+            await reader.close()
+            await self._forget_reader()
+            return
+        async with self._reader_freed:
+            self._readers.append(reader)
+            self._reader_freed.notify()
+
+    async def _forget_reader(self) -> None:
+        async with self._reader_freed:
+            self._readers_open -= 1
+            self._reader_freed.notify()
+
+    # Closing
+
+    def stop_waiting(self) -> None:
+        """Lets work that waits for an unreachable server fail."""
+        self._is_closing = True
+
+    async def close(self) -> None:
+        """Closes all connections, which releases the schema."""
+        self._is_closing = True
+        async with self._lock:
+            await self._drop_writer()
+            if self.failure is None:
+                self.failure = f"the schema {self.schema} is closed"
+        for reader in self._readers:
+            await reader.close()
+        self._readers.clear()
+
+
+def _may_pass(error: psycopg.Error) -> bool:
+    """Returns whether a later attempt to connect may succeed. A wrong password has no SQLSTATE in psycopg."""
+    text = str(error)
+    permanent = ("password authentication failed", "no password supplied", "does not exist", "no pg_hba.conf entry")
+    return not any(each in text for each in permanent)

@@ -1,0 +1,48 @@
+"""Log stores in Postgres for tests: each test has a schema of its own on a server that a test run shares."""
+
+import atexit
+import itertools
+import os
+from contextlib import ExitStack
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from moldau.logs.postgres.database import Database
+from moldau.logs.postgres.store import PostgresLogStore
+from moldau.platform.clock import SystemClock
+from support.postgres import HOW_TO_GET_ONE, PostgresServer, find_servers
+
+VERSIONS = sorted(find_servers(), key=int) or ["any version"]
+"""The major versions of the servers on this machine."""
+
+_servers: dict[str, PostgresServer] = {}
+_stack = ExitStack()
+_names = itertools.count(1)
+
+
+def shared_server(version: str = VERSIONS[-1]) -> PostgresServer:
+    """Returns the server of a version that all tests of a process share. Skips the test if there is none."""
+    if version not in _servers:
+        found = find_servers()
+        if version not in found:
+            pytest.skip(HOW_TO_GET_ONE)
+        if not _servers:
+            atexit.register(_stack.close)
+        _servers[version] = _stack.enter_context(PostgresServer(found[version]))
+    return _servers[version]
+
+
+def new_schema() -> str:
+    return f"test_{os.getpid()}_{next(_names)}"
+
+
+def drop_schema(server: PostgresServer, schema: str) -> None:
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute(f"drop schema if exists {schema} cascade")
+
+
+def postgres_store(url: str, schema: str, *, patience_s: float = 10.0, **more: int) -> PostgresLogStore:
+    """Returns a store of a new incarnation of the node."""
+    return PostgresLogStore(Database(url, schema, uuid4(), patience_s=patience_s), SystemClock(), **more)
