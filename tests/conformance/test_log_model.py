@@ -1,6 +1,6 @@
 """A model test of logs: appends, reads, truncation, retention, compaction and crashes.
 
-The file log store runs on a simulated disk that loses and tears unsynced writes.
+The file log store runs on a simulated disk that loses and tears unsynced writes, the Postgres log store on a server.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ from moldau.records.record import iterate_records
 from moldau.settings.topic import TopicSettings
 from moldau.testing.simulation.platform.disk import DiskSettings, SimulatedDisk
 from support.logs import NAME, TOPIC_ID, batch_at, batches_of, flush_and_finalize
+from support.postgres_logs import EVICTED_AT_ONCE, drop_schema, kill, new_schema, postgres_store, shared_server
 
 SETTINGS = TopicSettings(
     cleanup_policy=("compact", "delete"),
@@ -400,7 +401,47 @@ class FilesModel(LogModel):
         self._open()
 
 
+class PostgresModel(LogModel):
+    @initialize(options=st.sampled_from([{}, EVICTED_AT_ONCE, {"recent_bytes_max": 3_000}]))
+    def begin(self, options: dict[str, int]) -> None:
+        self.server, self.schema, self.options = shared_server(), new_schema(), options
+        self._open()
+
+    def _new_store(self) -> LogStore:
+        return MemoryLogStore()
+
+    def _open(self) -> None:
+        async def reopen() -> None:
+            self.opened = self.store = postgres_store(self.server.url, self.schema, **self.options)
+            await self.store.start()
+            self.log = await self.store.open(NAME, TOPIC_ID, SETTINGS)
+
+        self.run(reopen())
+
+    @rule()
+    def restart(self) -> None:
+        self.run(self.store.close())
+        self._open()
+        assert self.store.had_clean_shutdown
+        assert self.log.durable_offset == self.end
+
+    @rule()
+    def kill(self) -> None:
+        durable = self.log.durable_offset
+        self.run(kill(self.opened))
+        self._open()
+        assert self.log.durable_offset == self.log.end_offset == durable
+        self._truncate_model(durable)
+
+    def teardown(self) -> None:
+        if hasattr(self, "opened"):
+            self.run(kill(self.opened))
+            drop_schema(self.server, self.schema)
+        super().teardown()
+
+
 MEMORY_EXAMPLES = hypothesis_settings(max_examples=30, stateful_step_count=30, deadline=None)
+POSTGRES_EXAMPLES = hypothesis_settings(max_examples=15, stateful_step_count=30, deadline=None)
 FILES_EXAMPLES = hypothesis_settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
@@ -410,3 +451,7 @@ class TestMemory(MemoryModel.TestCase):
 
 class TestFiles(FilesModel.TestCase):
     settings = FILES_EXAMPLES
+
+
+class TestPostgres(PostgresModel.TestCase):
+    settings = POSTGRES_EXAMPLES

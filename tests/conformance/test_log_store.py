@@ -31,7 +31,7 @@ from support.logs import (
     records_of,
     values_of,
 )
-from support.postgres_logs import VERSIONS, drop_schema, new_schema, postgres_store, shared_server
+from support.postgres_logs import EVICTED_AT_ONCE, VERSIONS, drop_schema, new_schema, postgres_store, shared_server
 
 MakeStore = Callable[[], LogStore]
 
@@ -43,15 +43,19 @@ def big(letter: bytes) -> bytes:
     return letter * 900
 
 
-POSTGRES = [f"postgres {version}" for version in VERSIONS]
+POSTGRES: dict[str, tuple[str, dict[str, int]]] = {
+    f"postgres {VERSIONS[0]}": (VERSIONS[0], {}),
+    f"postgres {VERSIONS[-1]} without cache": (VERSIONS[-1], EVICTED_AT_ONCE),
+}
 
 
 @pytest.fixture(params=["memory", "files", "awaiting files", "awaiting memory", *POSTGRES])
 def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeStore]:
     kind: str = request.param
     if kind in POSTGRES:
-        server, schema = shared_server(kind.removeprefix("postgres ")), new_schema()
-        yield lambda: postgres_store(server.url, schema)
+        version, options = POSTGRES[kind]
+        server, schema = shared_server(version), new_schema()
+        yield lambda: postgres_store(server.url, schema, **options)
         drop_schema(server, schema)
         return
 

@@ -1,16 +1,17 @@
 """A model test of logs with transactions: last stable offset, aborted transactions and producer state.
 
-The file log store runs on a simulated disk that loses and tears unsynced writes.
+The file log store runs on a simulated disk that loses and tears unsynced writes, the Postgres log store on a server.
 """
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from moldau.logs.files.store import FileLogStore
 from moldau.logs.memory import MemoryLogStore
+from moldau.logs.postgres.store import PostgresLogStore
 from moldau.logs.store import Log, LogStore
 from moldau.logs.transaction_index import AbortedTransaction
 from moldau.platform.clock import SystemClock
@@ -19,6 +20,7 @@ from moldau.records.record import Record
 from moldau.settings.topic import TopicSettings
 from moldau.testing.simulation.platform.disk import DiskSettings, SimulatedDisk
 from support.logs import NAME, TOPIC_ID, batch_at, flush_and_finalize
+from support.postgres_logs import EVICTED_AT_ONCE, drop_schema, kill, new_schema, postgres_store, shared_server
 from support.transactional_logs import data, marker, visible_records
 
 QUICK = DiskSettings(sync_ms_min=0, sync_ms_max=0, slow_sync_chance=0)
@@ -37,8 +39,16 @@ STEPS = 60
 class Model:
     """All batches of the log, and what a consumer of committed records may see of them."""
 
-    def __init__(self, rng: random.Random, disk: SimulatedDisk | None, settings: TopicSettings) -> None:
+    def __init__(
+        self,
+        rng: random.Random,
+        settings: TopicSettings,
+        *,
+        disk: SimulatedDisk | None = None,
+        new_postgres_store: Callable[[], PostgresLogStore] | None = None,
+    ) -> None:
         self.settings = settings
+        self.new_postgres_store = new_postgres_store
         self.cleaned_below = self.now_ms = 0
         self.rng = rng
         self.disk = disk
@@ -50,10 +60,12 @@ class Model:
     # Operations
 
     async def open(self) -> None:
-        if self.disk is None:
-            self.store = MemoryLogStore()
-        else:
+        if self.disk is not None:
             self.store = FileLogStore(self.disk, "data", SystemClock())
+        elif self.new_postgres_store is not None:
+            self.store = self.new_postgres_store()
+        else:
+            self.store = MemoryLogStore()
         await self.store.start()
         self.log = await self.store.open(NAME, TOPIC_ID, self.settings)
 
@@ -95,17 +107,20 @@ class Model:
             below = self.log.last_stable_offset(self.high_watermark)
             await self.log.compact(self.now_ms, below)
             self.cleaned_below = max(self.cleaned_below, below)
-        elif self.disk is not None:
+        elif self.disk is not None or self.new_postgres_store is not None:
             await self.reopen(rng.choice(["close", "kill", "power failure"]))
 
     async def reopen(self, how: str) -> None:
-        assert self.disk is not None
         durable = self.log.durable_offset
         if how == "close":
             await self.store.close()
             durable = self.log.end_offset
-            self.disk = self.disk.next_boot()
+            if self.disk is not None:
+                self.disk = self.disk.next_boot()
+        elif isinstance(self.store, PostgresLogStore):
+            await kill(self.store)
         else:
+            assert self.disk is not None
             self.disk = self.disk.kill() if how == "kill" else self.disk.crash()
         await self.open()
         assert self.log.end_offset >= durable
@@ -193,13 +208,27 @@ class Model:
 @pytest.mark.parametrize("settings", [SETTINGS, COMPACTED], ids=["deleted", "compacted"])
 @pytest.mark.parametrize("seed", range(40))
 def test_committed_records_are_exactly_those_of_the_model(store: str, settings: TopicSettings, seed: int) -> None:
-    async def body() -> None:
-        rng = random.Random(f"{store} {seed}")
-        disk = SimulatedDisk(random.Random(seed), settings=QUICK) if store == "files" else None
-        model = Model(rng, disk, settings)
-        await model.open()
-        for _ in range(STEPS):
-            await model.step()
-            await model.check()
+    disk = SimulatedDisk(random.Random(seed), settings=QUICK) if store == "files" else None
+    asyncio.run(run_model(Model(random.Random(f"{store} {seed}"), settings, disk=disk)))
 
-    asyncio.run(body())
+
+@pytest.mark.parametrize("settings", [SETTINGS, COMPACTED], ids=["deleted", "compacted"])
+@pytest.mark.parametrize("seed", range(6))
+def test_committed_records_in_postgres_are_those_of_the_model(settings: TopicSettings, seed: int) -> None:
+    server, schema = shared_server(), new_schema()
+    options = EVICTED_AT_ONCE if seed % 2 else {}
+    model = Model(
+        random.Random(f"postgres {seed}"),
+        settings,
+        new_postgres_store=lambda: postgres_store(server.url, schema, **options),
+    )
+    asyncio.run(run_model(model))
+    drop_schema(server, schema)
+
+
+async def run_model(model: Model) -> None:
+    await model.open()
+    for _ in range(STEPS):
+        await model.step()
+        await model.check()
+    await model.store.close()

@@ -14,8 +14,13 @@ from moldau.logs.postgres.store import PostgresLogStore
 from moldau.platform.clock import SystemClock
 from support.postgres import HOW_TO_GET_ONE, PostgresServer, find_servers
 
-VERSIONS = sorted(find_servers(), key=int) or ["any version"]
-"""The major versions of the servers on this machine."""
+_found = sorted(find_servers(), key=int) or ["any version"]
+VERSIONS = sorted({_found[0], _found[-1]}, key=_found.index)
+"""The oldest and the newest major version on this machine."""
+
+EVICTED_AT_ONCE = {"recent_bytes_max": 0, "uncommitted_bytes_max": 1}
+"""Options of a store whose reads use the rows: nothing that is committed stays in memory, and every append waits until
+the earlier ones are committed."""
 
 _servers: dict[str, PostgresServer] = {}
 _stack = ExitStack()
@@ -41,6 +46,11 @@ def new_schema() -> str:
 def drop_schema(server: PostgresServer, schema: str) -> None:
     with psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute(f"drop schema if exists {schema} cascade")
+
+
+async def kill(store: PostgresLogStore) -> None:
+    """Ends a store as a crash of its process does: nothing more is committed, and its sessions end."""
+    await store.database.close()
 
 
 def postgres_store(url: str, schema: str, *, patience_s: float = 10.0, **more: int) -> PostgresLogStore:

@@ -259,7 +259,8 @@ class PostgresLog(Log):
     ) -> tuple[Sequence[bytes], bool]:
         """Returns the next batches that end at or after `offset` and before `below` and have at most bytes_max bytes
         together, and whether this limit was the reason that there are not more."""
-        if offset < self._recent.start:
+        recent_start = self._recent.start
+        if offset < recent_start:
             while True:
                 changes = self.changes
                 rows = await self.query(
@@ -272,8 +273,11 @@ class PostgresLog(Log):
                 )
                 if changes == self.changes:
                     break
-            if rows or not at_least_one:
-                return [data for (data,) in rows], len(rows) < PAGE_ROWS
+            if rows:
+                is_page_end = len(rows) == PAGE_ROWS or Batch(rows[-1][0]).next_offset >= recent_start
+                return [data for (data,) in rows], not is_page_end
+            if not at_least_one:
+                return (), True
             # There are no rows up to the batches in memory, for example after a gap in the offsets.
         found: list[bytes] = []
         size = 0
