@@ -3,7 +3,8 @@
 import atexit
 import itertools
 import os
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from uuid import uuid4
 
 import psycopg
@@ -56,3 +57,31 @@ async def kill(store: PostgresLogStore) -> None:
 def postgres_store(url: str, schema: str, *, patience_s: float = 10.0, **more: int) -> PostgresLogStore:
     """Returns a store of a new incarnation of the node."""
     return PostgresLogStore(Database(url, schema, uuid4(), patience_s=patience_s), SystemClock(), **more)
+
+
+@contextmanager
+def server_settings(server: PostgresServer, *lines: str) -> Iterator[None]:
+    """Changes settings of a running server for a while."""
+    path = server.data_directory / "postgresql.auto.conf"
+    before = path.read_text()
+    path.write_text(before + "\n".join(lines) + "\n")
+    _reload(server, lines)
+    try:
+        yield
+    finally:
+        path.write_text(before)
+        _reload(server, ())
+
+
+def _reload(server: PostgresServer, lines: tuple[str, ...]) -> None:
+    expected = dict(line.split(" = ") for line in lines)
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute("select pg_reload_conf()")
+    while True:
+        # Each session applies the change before its next statement, but only after the server has sent the signal.
+        with psycopg.connect(server.url, autocommit=True) as connection:
+            names = ("fsync", "full_page_writes", "synchronous_commit")
+            columns = ", ".join(f"current_setting('{name}')" for name in names)
+            row = connection.execute(f"select {columns}").fetchone()
+            if row == tuple(expected.get(name, "on") for name in names):
+                return

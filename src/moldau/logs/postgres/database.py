@@ -18,7 +18,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from moldau.concurrency.tasks import run_uncancelled
 from moldau.errors import StorageError
-from moldau.logs.postgres.schema import check_server, create_or_check_tables
+from moldau.logs.postgres.schema import POOLER_MESSAGE, check_server, create_or_check_tables
 from moldau.logs.store import StoreUnavailableError
 from moldau.observe.logging import get_logger
 
@@ -44,18 +44,27 @@ _CONNECTION_DEFAULTS = {
     # With several hosts, use the one that accepts writes, also after a failover.
     "target_session_attrs": "read-write",
 }
-_SESSION_SETTINGS = {
-    # Limits that the server or the role may have for other applications.
+_OPTIONS = {
+    # Limits that the server or the role may have for other applications. As options of the connection they are set
+    # before its first statement.
     "statement_timeout": "0",
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
-    "default_transaction_isolation": "read committed",
     "default_transaction_read_only": "off",
     # The server must soon release the lock of a node whose machine has disappeared.
     "tcp_keepalives_idle": "5",
     "tcp_keepalives_interval": "2",
     "tcp_keepalives_count": "3",
 }
+_SETTINGS_SINCE = {
+    # Set after connecting, because older servers do not have all of them.
+    "default_transaction_isolation": ("read committed", 0),
+    "idle_session_timeout": ("0", 140_000),
+    "transaction_timeout": ("0", 170_000),
+}
+
+_INSUFFICIENT_RESOURCES = "53"
+"""The class of SQLSTATE for a full disk, memory or connection limits."""
 
 Connection = psycopg.AsyncConnection[Any]
 Cursor = psycopg.AsyncCursor[Any]
@@ -76,18 +85,12 @@ _REPEATABLE_ERRORS = (
 )
 
 
-def is_disk_full(error: psycopg.Error) -> bool:
-    return isinstance(error, postgres_errors.InsufficientResources)
-
-
 def storage_error(operation: str, error: psycopg.Error) -> StorageError:
-    """Returns the error to raise. It is transient if the same work may succeed later."""
+    """Returns the error to raise, with its cause. It is transient if the same work may succeed later."""
     text = f"{operation} failed: {describe(error)}"
-    if isinstance(error, _REPEATABLE_ERRORS):
-        return StoreUnavailableError(text)
-    failure = StorageError(text)
-    if is_disk_full(error):
-        failure.__cause__ = OSError(errno.ENOSPC, describe(error))
+    failure = StoreUnavailableError(text) if isinstance(error, _REPEATABLE_ERRORS) else StorageError(text)
+    is_full = (error.sqlstate or "").startswith(_INSUFFICIENT_RESOURCES)
+    failure.__cause__ = OSError(errno.ENOSPC, describe(error)) if is_full else error
     return failure
 
 
@@ -101,7 +104,10 @@ async def _session(conninfo: str, schema: str, application_name: str) -> Connect
         conninfo, autocommit=True, application_name=application_name, prepare_threshold=2
     )
     try:
-        settings = {**_SESSION_SETTINGS, "search_path": '"' + schema.replace('"', '""') + '"'}
+        settings = {"search_path": '"' + schema.replace('"', '""') + '"'}
+        for name, (value, version) in _SETTINGS_SINCE.items():
+            if connection.info.server_version >= version:
+                settings[name] = value
         row = await (await connection.execute("select current_setting('synchronous_commit')")).fetchone()
         if row == ("off",):
             # A commit must be durable when it returns, whatever the default of the role or the database is.
@@ -124,7 +130,8 @@ class Database:
         self.patience_s = patience_s
         given = conninfo_to_dict(url)
         defaults = {name: value for name, value in _CONNECTION_DEFAULTS.items() if name not in given}
-        self._conninfo = make_conninfo(url, **defaults)
+        options = " ".join(f"-c {name}={value}" for name, value in _OPTIONS.items())
+        self._conninfo = make_conninfo(url, **defaults, options=f"{given.get('options') or ''} {options}".strip())
         host, port = given.get("host") or "the local socket", given.get("port") or 5432
         self.address = f"{host}:{port}/{given.get('dbname') or ''}"
         self._incarnation = incarnation
@@ -156,6 +163,8 @@ class Database:
             try:
                 connection = await _session(self._conninfo, self.schema, self._application_name("writer"))
             except psycopg.Error as error:
+                if "unsupported startup parameter" in str(error):
+                    raise StorageError(POOLER_MESSAGE) from error
                 if isinstance(error, _CONFIGURATION_ERRORS) or not _may_pass(error) or loop.time() > deadline:
                     raise StorageError(f"cannot connect to Postgres at {self.address}: {describe(error)}") from error
                 if not is_logged:
@@ -294,7 +303,7 @@ class Database:
             except psycopg.Error as error:
                 is_lost = self._writer is None or self._writer.closed
                 if not is_lost and not isinstance(error, postgres_errors.ReadOnlySqlTransaction):
-                    raise storage_error("writing to Postgres", error) from error
+                    raise storage_error("writing to Postgres", error)  # noqa: B904 - it has its cause
                 await self._drop_writer()
                 reason = describe(error)
                 if not is_logged:
@@ -319,6 +328,11 @@ class Database:
         has another owner."""
         connection = await _session(self._conninfo, self.schema, self._application_name("writer"))
         try:
+            # Another owner holds the lock, so this is checked before waiting for it.
+            row = await (await connection.execute("select incarnation from node")).fetchone()
+            if row is None or row[0] != self._incarnation:
+                self.fail(f"another process owns the schema {self.schema} now")
+                self.check()
             # The old session may not have noticed yet that its client is gone, and its commit may still be in progress.
             await connection.execute(
                 "select pg_terminate_backend(pid) from pg_stat_activity where pid = %s and application_name = %s",
@@ -368,7 +382,7 @@ class Database:
             except psycopg.Error as error:
                 is_lost = reader is None or reader.closed
                 if not is_lost:
-                    raise storage_error("reading from Postgres", error) from error
+                    raise storage_error("reading from Postgres", error)  # noqa: B904 - it has its cause
                 if loop.time() + delay_s > deadline or self._is_closing:
                     raise StoreUnavailableError(
                         f"Postgres at {self.address} is unreachable: {describe(error)}"

@@ -188,6 +188,7 @@ class PostgresLog(Log):
         changes, end = self.changes, self.end_offset
         while self.durable_offset < min(end, self.end_offset):
             await self._store.commit_appends()
+            self.check()
             if self.changes != changes:
                 # A truncation may have replaced the batches by later ones.
                 changes, end = self.changes, self.end_offset

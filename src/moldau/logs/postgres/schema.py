@@ -75,6 +75,10 @@ create table file (
 comment on table file is 'Small files of the node: meta.properties, quorum-state, incarnations, metadata snapshots.';
 """
 
+POOLER_MESSAGE = (
+    "the connection goes through a pooler such as PgBouncer, which can mix up sessions: connect to the Postgres server "
+    "directly"
+)
 _UNSAFE_SETTINGS = ("fsync", "full_page_writes")
 """With one of these switched off, a power failure of the server loses committed transactions."""
 
@@ -90,10 +94,7 @@ async def check_server(connection: psycopg.AsyncConnection[Any]) -> None:
     row = await (await connection.execute("select pg_backend_pid()")).fetchone()
     assert row is not None
     if row[0] != connection.info.backend_pid:
-        raise StorageError(
-            "the connection goes through a pooler such as PgBouncer, which can mix up sessions: connect to the "
-            "Postgres server directly"
-        )
+        raise StorageError(POOLER_MESSAGE)
     for name in _UNSAFE_SETTINGS:
         row = await (await connection.execute("select current_setting(%s)", (name,))).fetchone()
         if row == ("off",):
@@ -103,7 +104,8 @@ async def check_server(connection: psycopg.AsyncConnection[Any]) -> None:
 
 
 async def create_or_check_tables(cursor: psycopg.AsyncCursor[Any], schema: str, incarnation: Any) -> None:
-    """Creates the schema with its tables at the first start. Raises StorageError if it has a newer version."""
+    """Creates the schema with its tables at the first start. Raises StorageError if they have another
+    version."""
     await cursor.execute("select to_regclass(%s)", (f"{_quoted(schema)}.node",))
     row = await cursor.fetchone()
     if row is None or row[0] is None:
@@ -115,10 +117,10 @@ async def create_or_check_tables(cursor: psycopg.AsyncCursor[Any], schema: str, 
         return
     await cursor.execute("select schema_version from node")
     version = await cursor.fetchone()
-    if version is None or version[0] > SCHEMA_VERSION:
-        found = "none" if version is None else version[0]
+    found = "none" if version is None else version[0]
+    if found != SCHEMA_VERSION:
         raise StorageError(
-            f"the tables of the schema {schema} have version {found}, and this version of Moldau knows up to "
+            f"the tables of the schema {schema} have version {found}, and this version of Moldau needs version "
             f"{SCHEMA_VERSION}: start the version of Moldau that wrote them, or use another schema"
         )
 

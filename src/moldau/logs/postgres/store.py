@@ -284,7 +284,6 @@ class PostgresLogStore(LogStore):
 
         try:
             if is_clean:
-                await self.checkpoint_high_watermarks()
                 await self.database.transaction(work)
         finally:
             self.database.stop_waiting()
@@ -295,11 +294,13 @@ class PostgresLogStore(LogStore):
     async def _close_logs(self) -> bool:
         """Closes all logs. Returns whether all were closed cleanly."""
         is_clean = True
-        for opened in list(self._logs.values()):
+        closes = [("high watermarks", self.checkpoint_high_watermarks)]
+        closes += [(str(opened.name), opened.close) for opened in self._logs.values()]
+        for name, close in closes:
             try:
-                await opened.close()
+                await close()
             except StorageError as error:
-                log.error("log cannot be closed", log=str(opened.name), reason=str(error))
+                log.error("log cannot be closed", log=name, reason=str(error))
                 is_clean = False
                 if isinstance(error, StoreUnavailableError):
                     # Do not wait for the server once for each log.

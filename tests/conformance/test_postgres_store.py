@@ -1,0 +1,689 @@
+"""Faults of the Postgres log store: lost connections and servers, several owners, bad servers, full disks."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+
+import psycopg
+import pytest
+
+from moldau.errors import RecordTooLargeError, StorageError
+from moldau.logs.postgres import database, log
+from moldau.logs.postgres.store import PostgresLogStore
+from moldau.logs.store import Log, LogName, StoreUnavailableError, is_transient
+from moldau.settings.topic import TopicSettings
+from support.logs import NAME, TOPIC_ID, append, batch_at, batches_of, values_of
+from support.postgres import PostgresServer
+from support.postgres_logs import (
+    EVICTED_AT_ONCE,
+    VERSIONS,
+    drop_schema,
+    kill,
+    new_schema,
+    postgres_store,
+    server_settings,
+    shared_server,
+)
+from support.postgres_proxy import PostgresProxy
+
+OTHER = LogName("orders", 1)
+
+
+@pytest.fixture(params=VERSIONS)
+def server(request: pytest.FixtureRequest) -> PostgresServer:
+    return shared_server(request.param)
+
+
+@pytest.fixture
+def newest() -> PostgresServer:
+    return shared_server()
+
+
+@pytest.fixture
+def schema(request: pytest.FixtureRequest) -> Iterator[str]:
+    name = new_schema()
+    yield name
+    for fixture in ("server", "newest"):
+        if fixture in request.fixturenames:
+            drop_schema(request.getfixturevalue(fixture), name)
+
+
+@asynccontextmanager
+async def started(url: str, schema: str, *, patience_s: float = 10.0, **more: int) -> AsyncIterator[PostgresLogStore]:
+    """A store that is killed at the end, as by a crash."""
+    store = postgres_store(url, schema, patience_s=patience_s, **more)
+    try:
+        await store.start()
+        yield store
+    finally:
+        await kill(store)
+
+
+async def open_log(store: PostgresLogStore, name: LogName = NAME) -> Log:
+    return await store.open(name, TOPIC_ID, TopicSettings())
+
+
+async def values_after_restart(url: str, schema: str) -> list[bytes | None]:
+    async with started(url, schema) as store:
+        return await values_of(await open_log(store))
+
+
+def query(server: PostgresServer, schema: str, statement: str) -> list[tuple[object, ...]]:
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute(f"set search_path to {schema}")
+        cursor = connection.execute(statement)
+        return cursor.fetchall() if cursor.description else []
+
+
+async def append_until(log: Log, count: int, values: list[bytes], acknowledged: list[bytes]) -> None:
+    """Appends numbered values, and flushes until the store confirms each."""
+    for number in range(count):
+        value = b"%d" % number + b"." * random.Random(number).randrange(20_000)
+        with suppress_unavailable():
+            await append(log, value)
+            values.append(value)
+            while log.durable_offset < log.end_offset:
+                with suppress_unavailable():
+                    await log.flush()
+            acknowledged.append(value)
+
+
+def suppress_unavailable() -> suppress:
+    return suppress(StoreUnavailableError)
+
+
+# Lost connections
+
+
+def test_a_commit_whose_answer_is_lost_is_neither_lost_nor_repeated(server: PostgresServer, schema: str) -> None:
+    async def body() -> None:
+        async with PostgresProxy(server) as proxy, started(proxy.url, schema) as store:
+            log = await open_log(store)
+            await append(log, b"before")
+            await log.flush()
+            [(commits,)] = query(server, schema, "select commit_number from node")
+            await append(log, b"lost answer")
+            proxy.loses_answer = True
+            await log.flush()
+            assert proxy.cuts == 1
+            assert log.durable_offset == 2
+            assert query(server, schema, "select commit_number from node") == [(commits + 1,)]
+            assert query(server, schema, "select base_offset from batch order by 1") == [(0,), (1,)]
+            await append(log, b"after")
+            await log.flush()
+        assert await values_after_restart(server.url, schema) == [b"before", b"lost answer", b"after"]
+
+    asyncio.run(body())
+
+
+def test_a_commit_that_the_server_has_not_received_is_repeated(server: PostgresServer, schema: str) -> None:
+    async def body() -> None:
+        async with PostgresProxy(server) as proxy, started(proxy.url, schema) as store:
+            log = await open_log(store)
+            [(commits,)] = query(server, schema, "select commit_number from node")
+            await append(log, b"repeated")
+            proxy.loses_commit = True
+            await log.flush()
+            assert proxy.cuts == 1
+            assert query(server, schema, "select commit_number from node") == [(commits + 1,)]
+        assert await values_after_restart(server.url, schema) == [b"repeated"]
+
+    asyncio.run(body())
+
+
+def test_an_answer_that_is_lost_while_the_server_goes_away_is_resolved_later(
+    newest: PostgresServer, schema: str
+) -> None:
+    async def body() -> None:
+        async with PostgresProxy(newest) as proxy, started(proxy.url, schema, patience_s=0.3) as store:
+            log = await open_log(store)
+            await append(log, b"first")
+            proxy.loses_answer = proxy.refuses = True
+            with pytest.raises(StoreUnavailableError):
+                await log.flush()
+            assert log.durable_offset == 0, "nobody knows yet whether it was committed"
+            assert query(newest, schema, "select end_offset from log") == [(1,)]
+            proxy.refuses = False
+            while log.durable_offset < 1:
+                with suppress_unavailable():
+                    await log.flush()
+            assert await values_of(log) == [b"first"]
+            assert query(newest, schema, "select count(*) from batch") == [(1,)]
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_connections_cut_at_any_byte_lose_and_repeat_nothing(server: PostgresServer, schema: str, seed: int) -> None:
+    async def body() -> None:
+        rng = random.Random(seed)
+        values: list[bytes] = []
+        acknowledged: list[bytes] = []
+        options = EVICTED_AT_ONCE if seed % 2 else {}
+        async with PostgresProxy(server) as proxy, started(proxy.url, schema, patience_s=1.0, **options) as store:
+            log = await open_log(store)
+            writer = asyncio.create_task(append_until(log, 25, values, acknowledged))
+            while not writer.done():
+                await asyncio.sleep(rng.uniform(0, 0.03))
+                proxy.cut_after_bytes = rng.randrange(40_000)
+                with suppress_unavailable():
+                    found = await values_of(log)
+                    assert found == values[: len(found)]
+            await writer
+            assert proxy.cuts > 5
+            assert acknowledged == values
+            assert await values_of(log) == values
+        assert await values_after_restart(server.url, schema) == values
+
+    asyncio.run(body())
+
+
+def test_a_server_that_is_killed_during_appends_loses_nothing_acknowledged(schema: str) -> None:
+    async def body(own: PostgresServer) -> None:
+        values: list[bytes] = []
+        acknowledged: list[bytes] = []
+        async with started(own.url, schema, patience_s=20) as store:
+            log = await open_log(store)
+            writer = asyncio.create_task(append_until(log, 120, values, acknowledged))
+            for _ in range(2):
+                count = len(acknowledged)
+                while len(acknowledged) < count + 20:
+                    await asyncio.sleep(0.01)
+                await asyncio.to_thread(own.kill)
+                await asyncio.to_thread(own.start)
+            await writer
+            assert acknowledged == values
+            assert await values_of(log) == values
+            assert len(values) == 120
+        assert await values_after_restart(own.url, schema) == values
+
+    with PostgresServer(shared_server().binaries) as own:
+        asyncio.run(body(own))
+
+
+def test_a_server_that_is_away_takes_bounded_memory_and_time(newest: PostgresServer, schema: str) -> None:
+    async def body() -> None:
+        loop = asyncio.get_running_loop()
+        async with (
+            PostgresProxy(newest) as proxy,
+            started(proxy.url, schema, patience_s=0.3, uncommitted_bytes_max=10_000) as store,
+        ):
+            log = await open_log(store)
+            await append(log, b"before")
+            await log.flush()
+            proxy.refuses = True
+            proxy.cut()
+            began = loop.time()
+            appended = 0
+            while store.has_room:
+                await append(log, b"x" * 1_000)
+                appended += 1
+            assert 5 < appended < 10
+            with pytest.raises(StoreUnavailableError) as refused:
+                await append(log, b"x")
+            assert is_transient(refused.value)
+            with pytest.raises(StoreUnavailableError):
+                await log.flush()
+            with pytest.raises(StoreUnavailableError):
+                await log.truncate_to(1)
+            with pytest.raises(StoreUnavailableError):
+                await store.open(OTHER, TOPIC_ID, TopicSettings())
+            assert loop.time() - began < 10
+            assert log.durable_offset == 1
+            assert log.failure is None
+            proxy.refuses = False
+            await log.flush()
+            assert log.durable_offset == log.end_offset == 1 + appended
+            await append(log, b"after")
+            await log.flush()
+            assert len(await values_of(log)) == 2 + appended
+
+    asyncio.run(body())
+
+
+def test_a_store_closes_in_time_without_its_server(newest: PostgresServer, schema: str) -> None:
+    async def body() -> None:
+        async with PostgresProxy(newest) as proxy:
+            store = postgres_store(proxy.url, schema, patience_s=0.5)
+            await store.start()
+            for partition in range(20):
+                await append(await open_log(store, LogName("orders", partition)), b"unflushed")
+            proxy.refuses = True
+            proxy.cut()
+            async with asyncio.timeout(5):
+                await store.close()
+        async with started(newest.url, schema) as store:
+            assert not store.had_clean_shutdown
+
+    asyncio.run(body())
+
+
+# Owners
+
+
+def test_a_second_store_waits_and_then_refuses_the_schema(
+    server: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> None:
+        async with started(server.url, schema) as first:
+            log = await open_log(first)
+            monkeypatch.setattr(database, "START_TIMEOUT_S", 0.5)
+            second = postgres_store(server.url, schema)
+            with pytest.raises(StorageError, match=r"another process uses the schema .* stop it"):
+                await second.start()
+            await append(log, b"still works")
+            await log.flush()
+            monkeypatch.setattr(database, "START_TIMEOUT_S", 10.0)
+            waiting = asyncio.create_task(second.start())
+            await asyncio.sleep(0.1)
+            assert not waiting.done()
+        await waiting
+        assert await values_of(await open_log(second)) == [b"still works"]
+        await kill(second)
+
+    asyncio.run(body())
+
+
+def test_a_store_that_was_replaced_is_fenced(server: PostgresServer, schema: str) -> None:
+    async def body() -> None:
+        async with started(server.url, schema) as first:
+            old = await open_log(first)
+            await append(old, b"of the first")
+            await old.flush()
+            query(
+                server, schema, f"select pg_terminate_backend(pid) from pg_stat_activity where application_name like "
+                f"'moldau {schema} %'"
+            )  # fmt: skip
+            async with started(server.url, schema) as second:
+                log = await open_log(second)
+                await append(old, b"never acknowledged")
+                with pytest.raises(StorageError, match="another process owns the schema") as refused:
+                    await old.flush()
+                assert not is_transient(refused.value)
+                assert old.failure is not None
+                with pytest.raises(StorageError):
+                    await append(old, b"refused")
+                await append(log, b"of the second")
+                await log.flush()
+                assert await values_of(log) == [b"of the first", b"of the second"]
+
+    asyncio.run(body())
+
+
+def test_a_transaction_of_a_replaced_owner_is_rolled_back(newest: PostgresServer, schema: str) -> None:
+    """Its session may still be open, for example if the lock was released by an operator."""
+
+    async def body() -> None:
+        async with started(newest.url, schema) as store:
+            log = await open_log(store)
+            await append(log, b"never acknowledged")
+            query(newest, schema, "update node set incarnation = gen_random_uuid()")
+            with pytest.raises(StorageError, match="another process owns the schema"):
+                await log.flush()
+            assert query(newest, schema, "select * from batch") == []
+
+    asyncio.run(body())
+
+
+def test_a_log_that_another_program_has_changed_goes_offline_alone(newest: PostgresServer, schema: str) -> None:
+    async def body() -> None:
+        async with started(newest.url, schema) as store:
+            changed, other = await open_log(store), await open_log(store, OTHER)
+            query(newest, schema, "update log set end_offset = 7 where partition = 0")
+            await append(changed, b"lost")
+            await append(other, b"kept")
+            await other.flush()
+            assert other.durable_offset == 1
+            assert changed.failure is not None
+            assert "another program has changed it" in changed.failure
+            with pytest.raises(StorageError):
+                await changed.flush()
+            assert await values_of(other) == [b"kept"]
+
+    asyncio.run(body())
+
+
+# Servers that cannot be used
+
+
+async def refusal(url: str, schema: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(database, "START_TIMEOUT_S", 60.0)
+    async with asyncio.timeout(10):
+        with pytest.raises(StorageError) as refused:
+            await postgres_store(url, schema).start()
+    return str(refused.value)
+
+
+def test_a_wrong_password_is_refused_at_once(
+    newest: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query(newest, "public", "drop role if exists locked")
+    query(newest, "public", "create role locked login password 'right'")
+    hba = newest.data_directory / "pg_hba.conf"
+    before = hba.read_text()
+    hba.write_text("host all locked 127.0.0.1/32 scram-sha-256\n" + before)
+    query(newest, "public", "select pg_reload_conf()")
+    try:
+        for password in (":wrong", ""):
+            url = newest.url.replace("moldau@", f"locked{password}@")
+            text = asyncio.run(refusal(url, schema, monkeypatch))
+            assert "cannot connect to Postgres at 127.0.0.1" in text
+            assert "password" in text
+            assert "wrong" not in text
+    finally:
+        hba.write_text(before)
+        query(newest, "public", "select pg_reload_conf()")
+        query(newest, "public", "drop role locked")
+
+
+def test_an_unknown_database_or_role_is_refused_at_once(
+    newest: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for url in (newest.database_url("missing"), newest.url.replace("moldau@", "missing@")):
+        assert '"missing" does not exist' in asyncio.run(refusal(url, schema, monkeypatch))
+
+
+def test_a_role_that_may_not_create_a_schema_gets_the_reason(
+    newest: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query(newest, "public", "create role guest login")
+    try:
+        url = newest.url.replace("moldau@", "guest@")
+        assert "permission denied for database moldau" in asyncio.run(refusal(url, schema, monkeypatch))
+    finally:
+        query(newest, "public", "drop role guest")
+
+
+def test_a_server_that_does_not_listen_is_refused_after_a_while(
+    newest: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> None:
+        async with PostgresProxy(newest) as proxy:
+            proxy.refuses = True
+            monkeypatch.setattr(database, "START_TIMEOUT_S", 0.3)
+            with pytest.raises(StorageError, match="cannot connect to Postgres"):
+                await postgres_store(proxy.url, schema).start()
+            monkeypatch.setattr(database, "START_TIMEOUT_S", 30.0)
+            store = postgres_store(proxy.url, schema)
+            starting = asyncio.create_task(store.start())
+            await asyncio.sleep(0.1)
+            proxy.refuses = False
+            await starting
+            await kill(store)
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("version", [0, 99])
+def test_tables_of_another_version_are_refused(
+    newest: PostgresServer, schema: str, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> None:
+        async with started(newest.url, schema):
+            pass
+        query(newest, schema, f"update node set schema_version = {version}")
+        assert f"version {version}, and this version of Moldau needs version 1" in await refusal(
+            newest.url, schema, monkeypatch
+        )
+        assert query(newest, schema, "select schema_version from node") == [(version,)]
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("setting", ["fsync", "full_page_writes"])
+def test_a_server_that_loses_commits_is_refused(schema: str, setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = shared_server()
+    with server_settings(own, f"{setting} = off"):
+        text = asyncio.run(refusal(own.url, schema, monkeypatch))
+    assert f"the Postgres server has {setting}=off" in text
+
+
+def test_commits_are_durable_whatever_the_role_prefers(newest: PostgresServer, schema: str) -> None:
+    async def body() -> None:
+        async with started(newest.url, schema) as store:
+            found: list[object] = []
+
+            async def work(cursor: database.Cursor) -> None:
+                await cursor.execute("select current_setting('synchronous_commit')")
+                found[:] = await cursor.fetchone() or ()
+
+            await store.database.transaction(work)
+            assert found == ["on"]
+
+    with server_settings(newest, "synchronous_commit = off"):
+        asyncio.run(body())
+
+
+def test_a_pooler_is_refused(newest: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body() -> None:
+        async with PostgresProxy(newest) as proxy:
+            proxy.replaces_pid = True
+            assert "a pooler such as PgBouncer" in await refusal(proxy.url, schema, monkeypatch)
+
+    asyncio.run(body())
+
+
+def test_limits_of_the_role_do_not_apply(server: PostgresServer, schema: str) -> None:
+    limits = ("statement_timeout = '1ms'", "lock_timeout = '1ms'", "default_transaction_read_only = on")
+
+    async def body() -> None:
+        async with started(server.url.replace("moldau@", "limited@"), schema) as store:
+            log = await open_log(store)
+            await append(log, b"x" * 2_000_000)
+            await log.flush()
+            assert len(await values_of(log)) == 1
+
+    query(server, "public", "create role limited login superuser")
+    for limit in limits:
+        query(server, "public", f"alter role limited set {limit}")
+    try:
+        asyncio.run(body())
+    finally:
+        drop_schema(server, schema)
+        query(server, "public", "drop role limited")
+
+
+# Errors of statements
+
+
+def raise_on_insert(server: PostgresServer, schema: str, code: str, condition: str = "true") -> None:
+    """Lets inserts of batches fail with an SQLSTATE, as a server does whose disk is full or damaged."""
+    query(
+        server, schema, f"create or replace function refuse() returns trigger language plpgsql as $$ begin "
+        f"if {condition} then raise exception 'injected' using errcode = '{code}'; end if; return new; end $$"
+    )  # fmt: skip
+    query(server, schema, "create trigger refuse before insert on batch for each row execute function refuse()")
+
+
+def test_a_full_disk_refuses_commits_until_there_is_space(server: PostgresServer, schema: str) -> None:
+    async def body() -> None:
+        async with started(server.url, schema) as store:
+            log = await open_log(store)
+            raise_on_insert(server, schema, "53100")
+            await append(log, b"waits")
+            for _ in range(2):
+                with pytest.raises(StorageError, match="injected") as refused:
+                    await log.flush()
+                assert is_transient(refused.value)
+            assert log.failure is None
+            assert log.durable_offset == 0
+            query(server, schema, "drop trigger refuse on batch")
+            await log.flush()
+            assert log.durable_offset == 1
+        assert await values_after_restart(server.url, schema) == [b"waits"]
+
+    asyncio.run(body())
+
+
+def test_damage_takes_only_the_log_offline_that_has_it(newest: PostgresServer, schema: str) -> None:
+    async def body() -> None:
+        async with started(newest.url, schema) as store:
+            damaged, other = await open_log(store), await open_log(store, OTHER)
+            [(log_id,)] = query(newest, schema, "select id from log where partition = 0")
+            raise_on_insert(newest, schema, "XX001", f"new.log_id = {log_id}")
+            await append(other, b"kept")
+            await append(damaged, b"lost")
+            with pytest.raises(StorageError):
+                await damaged.flush()
+            assert damaged.failure is not None
+            await other.flush()
+            assert other.failure is None
+            assert other.durable_offset == 1
+
+    asyncio.run(body())
+
+
+def test_damage_that_a_read_finds_takes_the_log_offline(newest: PostgresServer, schema: str) -> None:
+    async def body() -> None:
+        async with started(newest.url, schema, **EVICTED_AT_ONCE) as store:
+            log = await open_log(store)
+            await append(log, b"x")
+            await log.flush()
+            for statement in (
+                "alter table batch rename to damaged",
+                """create function damage(bytea) returns bytea language plpgsql as $$ begin
+                raise exception 'invalid page' using errcode = 'XX001'; end $$""",
+                """create view batch as select log_id, base_offset, last_offset, max_timestamp, leader_epoch, size,
+                damage(data) as data from damaged""",
+            ):
+                query(newest, schema, statement)
+            with pytest.raises(StorageError, match="invalid page"):
+                await log.read(0, 1, 1)
+            assert log.failure is not None
+
+    asyncio.run(body())
+
+
+def test_rows_after_the_end_of_a_log_are_refused(newest: PostgresServer, schema: str) -> None:
+    async def body() -> None:
+        async with started(newest.url, schema) as store:
+            log = await open_log(store)
+            await append(log, b"x", b"y")
+            await log.flush()
+        query(newest, schema, "update log set end_offset = 1")
+        async with started(newest.url, schema) as store:
+            with pytest.raises(StorageError, match="ends at 1, but the table batch has a batch up to 2"):
+                await open_log(store)
+
+    asyncio.run(body())
+
+
+def test_a_batch_larger_than_a_value_of_postgres_is_refused(
+    newest: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> None:
+        async with started(newest.url, schema) as opened:
+            log_ = await open_log(opened)
+            with pytest.raises(RecordTooLargeError, match="at most 1 GiB: make the batches of the producer smaller"):
+                await log_.append([batch_at(0, [b"x" * 200])])
+            assert log_.end_offset == 0
+            await append(log_, b"small")
+            await log_.flush()
+
+    monkeypatch.setattr(log, "BATCH_BYTES_MAX", 200)
+    asyncio.run(body())
+
+
+# Shared commits, memory, deletion
+
+
+def test_flushes_of_many_logs_share_commits(newest: PostgresServer, schema: str) -> None:
+    async def body() -> None:
+        async with started(newest.url, schema) as store:
+            logs = [await open_log(store, LogName("orders", number)) for number in range(50)]
+            [(before,)] = query(newest, schema, "select commit_number from node")
+            for log in logs:
+                await append(log, b"x")
+            await asyncio.gather(*(log.flush() for log in logs))
+            assert query(newest, schema, "select commit_number from node") == [(before + 1,)]
+
+    asyncio.run(body())
+
+
+def test_batches_that_nobody_flushes_are_committed_soon(newest: PostgresServer, schema: str) -> None:
+    async def body() -> None:
+        async with started(newest.url, schema) as store:
+            log = await store.open(NAME, TOPIC_ID, TopicSettings(write_caching=True))
+            await append(log, b"x")
+            async with asyncio.timeout(10):
+                while log.durable_offset < 1:
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(body())
+
+
+def test_memory_of_batches_is_bounded(newest: PostgresServer, schema: str) -> None:
+    async def body() -> None:
+        async with started(newest.url, schema, recent_bytes_max=100_000, uncommitted_bytes_max=50_000) as store:
+            logs = [await open_log(store, LogName("orders", number)) for number in range(3)]
+            for number in range(300):
+                await append(logs[number % 3], b"%d" % number + b"x" * 5_000)
+                assert store.recent.size <= 160_000
+            for number, log in enumerate(logs):
+                assert [int((value or b"").rstrip(b"x")) for value in await values_of(log)] == list(
+                    range(number, 300, 3)
+                )
+            await logs[0].truncate_fully_and_start_at(5)
+            await store.remove(LogName("orders", 1))
+            await logs[2].flush()
+            await logs[2].advance_start_offset(logs[2].end_offset)
+            assert (store.recent.size, store.recent.uncommitted) == (0, 0)
+
+    asyncio.run(body())
+
+
+def test_an_interrupted_deletion_is_completed_at_the_next_start(newest: PostgresServer, schema: str) -> None:
+    async def body() -> None:
+        async with started(newest.url, schema) as store:
+            log = await open_log(store)
+            await append(log, b"x", producer_id=1, producer_epoch=0, base_sequence=0)
+            await store.close()
+        query(newest, schema, "update log set state = 'deleted'")
+        async with started(newest.url, schema) as store:
+            assert store.list_logs() == []
+            for table in ("log", "batch", "producer_snapshot", "aborted_transaction"):
+                assert query(newest, schema, f"select * from {table}") == []
+            assert (await open_log(store)).end_offset == 0
+
+    asyncio.run(body())
+
+
+def test_a_stray_log_keeps_its_rows(newest: PostgresServer, schema: str) -> None:
+    async def body() -> None:
+        async with started(newest.url, schema) as store:
+            for value in (b"first", b"second"):
+                log = await open_log(store)
+                await append(log, value)
+                await log.flush()
+                await store.move_to_stray(NAME)
+            assert await batches_of(await open_log(store)) == []
+            assert query(newest, schema, "select state, end_offset from log order by id") == [
+                ("stray", 1),
+                ("stray", 1),
+                ("live", 0),
+            ]
+            assert query(newest, schema, "select count(*) from batch") == [(2,)]
+
+    asyncio.run(body())
+
+
+def test_high_watermarks_and_shutdown_survive_a_restart(newest: PostgresServer, schema: str) -> None:
+    async def body() -> None:
+        async with started(newest.url, schema) as store:
+            log = await open_log(store)
+            await append(log, b"a", b"b", b"c")
+            await log.flush()
+            log.checkpointed_high_watermark = 2
+            await store.checkpoint_high_watermarks()
+        async with started(newest.url, schema) as store:
+            assert (store.had_clean_shutdown, store.previous_broker_epoch) == (False, -1)
+            log = await open_log(store)
+            assert log.checkpointed_high_watermark == 2
+            log.checkpointed_high_watermark = 3
+            await store.close(broker_epoch=12)
+        async with started(newest.url, schema) as store:
+            assert (store.had_clean_shutdown, store.previous_broker_epoch) == (True, 12)
+            assert (await open_log(store)).checkpointed_high_watermark == 3
+
+    asyncio.run(body())
