@@ -51,6 +51,12 @@ _OPTIONS = {
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
     "default_transaction_read_only": "off",
+    # All statements find their rows by an index. Plans must not change with the statistics, nor be made again and
+    # again: a sequential scan would read all logs.
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "plan_cache_mode": "force_generic_plan",
+    "jit": "off",
     # The server must soon release the lock of a node whose machine has disappeared.
     "tcp_keepalives_idle": "5",
     "tcp_keepalives_interval": "2",

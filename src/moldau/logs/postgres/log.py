@@ -98,6 +98,8 @@ class PostgresLog(Log):
         self._database = store.database
         self._recent = RecentBatches(row.end_offset, store.recent)
         self._size = 0
+        self._batch_bytes = 4_096
+        """The mean size of the batches of the last read, which tells how many rows the next one needs."""
         self._stored_epochs = row.leader_epochs
         self._new_aborted: list[AbortedTransaction] = []
         """Aborted transactions whose markers are not committed yet."""
@@ -261,6 +263,7 @@ class PostgresLog(Log):
         """Returns the next batches that end at or after `offset` and before `below` and have at most bytes_max bytes
         together, and whether this limit was the reason that there are not more."""
         recent_start = self._recent.start
+        page_rows = min(PAGE_ROWS, bytes_max // self._batch_bytes + 2)
         if offset < recent_start:
             while True:
                 changes = self.changes
@@ -269,18 +272,20 @@ class PostgresLog(Log):
                     offset=offset,
                     below=below,
                     bytes=bytes_max,
-                    rows=PAGE_ROWS,
+                    rows=page_rows,
                     at_least_one=at_least_one,
                 )
                 if changes == self.changes:
                     break
             if rows:
-                is_page_end = len(rows) == PAGE_ROWS or Batch(rows[-1][0]).next_offset >= recent_start
-                return [data for (data,) in rows], not is_page_end
+                found = [data for (data,) in rows]
+                self._batch_bytes = sum(map(len, found)) // len(found)
+                is_page_end = len(found) == page_rows or Batch(found[-1]).next_offset >= recent_start
+                return found, not is_page_end
             if not at_least_one:
                 return (), True
             # There are no rows up to the batches in memory, for example after a gap in the offsets.
-        found: list[bytes] = []
+        found = []
         size = 0
         for batch in self._recent.overlapping(offset, below):
             if size + len(batch.data) > bytes_max and (found or not at_least_one):

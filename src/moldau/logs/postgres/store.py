@@ -31,6 +31,8 @@ SLOW_COMMIT_MS = 2_000
 DELETE_ROWS = 1_000
 
 _COPY_HEADER = b"PGCOPY\n\xff\r\n\x00" + bytes(8)
+_COPIED_BYTES_MAX = 32 * 1024
+"""Up to this size, one copy of a batch is cheaper than another write."""
 _COPY_TRAILER = b"\xff\xff"
 _COPY_ROW = Struct(">hiqiqiqiqiiiii")
 """The number of columns; the length and the value of each column except data; the length of data."""
@@ -329,7 +331,12 @@ class _CommitWork:
                     row = _COPY_ROW.pack(
                         7, 8, log_id, 8, base_offset, 8, last_offset, 8, max_timestamp, 4, epoch, 4, size, size
                     )
-                    await copy.write(row + data)
+                    if size > _COPIED_BYTES_MAX:
+                        await copy.write(row)
+                        # psycopg writes slices of it, and slices of a view are not copied.
+                        await copy.write(memoryview(data))
+                    else:
+                        await copy.write(row + data)
             await copy.write(_COPY_TRAILER)
         aborted = [(appends.log.id, each) for appends in taken for each in appends.aborted]
         if aborted:
