@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 import psycopg
 import pytest
@@ -14,7 +14,7 @@ from moldau.logs.postgres.store import PostgresLogStore
 from moldau.logs.store import Log, LogName, StoreUnavailableError, is_transient
 from moldau.settings.topic import TopicSettings
 from support.logs import NAME, TOPIC_ID, append, batch_at, batches_of, values_of
-from support.postgres import PostgresServer
+from support.postgres import PostgresServer, find_servers
 from support.postgres_logs import (
     EVICTED_AT_ONCE,
     VERSIONS,
@@ -342,6 +342,81 @@ def test_a_log_that_another_program_has_changed_goes_offline_alone(newest: Postg
             assert await values_of(other) == [b"kept"]
 
     asyncio.run(body())
+
+
+# Failover
+
+
+@contextmanager
+def primary_and_standby() -> Iterator[tuple[PostgresServer, PostgresServer, str]]:
+    """Yields two servers, of which the second replicates the first, and a URL with both."""
+    programs = [each for each in find_servers().values() if (each / "pg_basebackup").exists()]
+    if not programs:
+        pytest.skip("needs pg_basebackup, which is in Debian's package postgresql-client-15")
+    with PostgresServer(programs[-1]) as primary:
+        standby = PostgresServer(programs[-1])
+        try:
+            standby.run_program(
+                "pg_basebackup", "--host=127.0.0.1", f"--port={primary.port}", "--username=moldau", "--no-sync",
+                "--write-recovery-conf", "--checkpoint=fast", f"--pgdata={standby.data_directory}",
+            )  # fmt: skip
+            standby.start()
+            hosts = f"127.0.0.1:{primary.port},127.0.0.1:{standby.port}"
+            yield primary, standby, f"postgresql://moldau@{hosts}/moldau"
+        finally:
+            standby.__exit__()
+
+
+def promote(standby: PostgresServer) -> None:
+    with psycopg.connect(standby.url, autocommit=True) as connection:
+        assert connection.execute("select pg_promote()").fetchone() == (True,)
+
+
+def test_a_store_continues_on_a_promoted_standby(schema: str) -> None:
+    async def body(primary: PostgresServer, standby: PostgresServer, url: str) -> None:
+        values: list[bytes] = []
+        acknowledged: list[bytes] = []
+        with server_settings(primary, "synchronous_standby_names = '*'"):
+            async with started(url, schema, patience_s=20) as store:
+                log = await open_log(store)
+                writer = asyncio.create_task(append_until(log, 60, values, acknowledged))
+                while len(acknowledged) < 20:
+                    await asyncio.sleep(0.01)
+                await asyncio.to_thread(primary.kill)
+                await asyncio.to_thread(promote, standby)
+                await writer
+                assert acknowledged == values
+                assert await values_of(log) == values
+            assert await values_after_restart(standby.url, schema) == values
+            primary.start()
+
+    with primary_and_standby() as (primary, standby, url):
+        asyncio.run(body(primary, standby, url))
+
+
+def test_a_standby_that_lacks_commits_is_refused(schema: str) -> None:
+    async def body(primary: PostgresServer, standby: PostgresServer, url: str) -> None:
+        async with started(url, schema, patience_s=20) as store:
+            log = await open_log(store)
+            await append(log, b"replicated")
+            await log.flush()
+            end = query(primary, schema, "select pg_current_wal_lsn()")[0][0]
+            while query(standby, "public", f"select pg_last_wal_replay_lsn() >= '{end}'") != [(True,)]:
+                await asyncio.sleep(0.02)
+            await asyncio.to_thread(standby.stop)
+            await append(log, b"not replicated")
+            await log.flush()
+            await asyncio.to_thread(primary.kill)
+            await asyncio.to_thread(standby.start)
+            await asyncio.to_thread(promote, standby)
+            await append(log, b"next")
+            with pytest.raises(StorageError, match="has lost transactions") as refused:
+                await log.flush()
+            assert not is_transient(refused.value)
+        assert await values_after_restart(standby.url, schema) == [b"replicated"]
+
+    with primary_and_standby() as (primary, standby, url):
+        asyncio.run(body(primary, standby, url))
 
 
 # Servers that cannot be used

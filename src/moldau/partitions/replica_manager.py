@@ -258,13 +258,14 @@ class ReplicaManager:
         return partition
 
     async def retry_offline_logs(self, *, transient_only: bool = False) -> None:
-        """Tries again to open the logs that could not be opened because of a disk error.
+        """Tries again to open the logs that could not be opened because of a disk error or an unreachable store.
 
-        With `transient_only` it retries only the logs that lacked disk space or file descriptors.
+        With `transient_only` it retries only after errors that may have passed, such as a full disk.
         """
         changed_partitions: list[Partition] = []
         for (topic, index), error in list(self.unopened_logs.items()):
-            if not isinstance(error.__cause__, OSError) or (transient_only and not is_transient(error)):
+            is_disk_error = isinstance(error.__cause__, OSError)
+            if not is_transient(error) and (transient_only or not is_disk_error):
                 continue
             async with self._change_lock:
                 found = self._image.topics.get(topic)

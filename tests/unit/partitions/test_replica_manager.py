@@ -14,14 +14,15 @@ import pytest
 from moldau.errors import StorageError
 from moldau.logs.files import recovery
 from moldau.logs.files.store import FileLogStore
-from moldau.logs.memory import MemoryLogStore
-from moldau.logs.store import LogName, LogStore
+from moldau.logs.memory import MemoryLog, MemoryLogStore
+from moldau.logs.store import LogName, LogStore, StoreUnavailableError
 from moldau.metadata.image import MetadataDelta, MetadataImage, PartitionRegistration, TopicImage
 from moldau.partitions.replica_manager import ReplicaManager
 from moldau.platform.clock import SystemClock
 from moldau.platform.os_disk import OsDisk
 from moldau.settings.broker import BrokerSettings
 from moldau.settings.effective import EffectiveSettings
+from moldau.settings.topic import TopicSettings
 from support.replicas import batch, broker_image
 
 NODE = 1
@@ -356,6 +357,30 @@ def test_a_log_that_cannot_be_opened_keeps_no_files_open(tmp_path: Path, monkeyp
             gc.enable()
         await table.table.retry_offline_logs(transient_only=True)
         assert table.end_of("orders") == 1
+        await table.close()
+
+    run(test)
+
+
+def test_a_log_is_opened_when_the_server_of_its_store_is_back() -> None:
+    class AwayStore(MemoryLogStore):
+        is_away = True
+
+        async def open(self, name: LogName, topic_id: UUID, settings: TopicSettings) -> MemoryLog:
+            if self.is_away:
+                raise StoreUnavailableError("the server is away")
+            return await super().open(name, topic_id, settings)
+
+    async def test() -> None:
+        store = AwayStore()
+        table = Table(store)
+        await table.publish(topic("orders", ORDERS, (1,)))
+        await table.table.retry_offline_logs(transient_only=True)
+        with pytest.raises(StorageError, match="the server is away"):
+            table.table.get("orders", 0)
+        store.is_away = False
+        await table.table.retry_offline_logs(transient_only=True)
+        assert table.end_of("orders") == 0
         await table.close()
 
     run(test)
