@@ -441,7 +441,7 @@ class PostgresModel(LogModel):
 
 
 MEMORY_EXAMPLES = hypothesis_settings(max_examples=30, stateful_step_count=30, deadline=None)
-POSTGRES_EXAMPLES = hypothesis_settings(max_examples=15, stateful_step_count=30, deadline=None)
+POSTGRES_EXAMPLES = hypothesis_settings(max_examples=8, stateful_step_count=30, deadline=None)
 FILES_EXAMPLES = hypothesis_settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 

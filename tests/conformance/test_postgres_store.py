@@ -602,6 +602,7 @@ def test_damage_takes_only_the_log_offline_that_has_it(newest: PostgresServer, s
             with pytest.raises(StorageError):
                 await damaged.flush()
             assert damaged.failure is not None
+            assert store.recent.uncommitted == 0
             await other.flush()
             assert other.failure is None
             assert other.durable_offset == 1
@@ -761,4 +762,29 @@ def test_high_watermarks_and_shutdown_survive_a_restart(newest: PostgresServer, 
             assert (store.had_clean_shutdown, store.previous_broker_epoch) == (True, 12)
             assert (await open_log(store)).checkpointed_high_watermark == 3
 
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("limits", [(3, 10**9), (1_000, 2_500), (1_000, 1)])
+def test_batches_are_deleted_in_small_transactions(
+    newest: PostgresServer, schema: str, limits: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> None:
+        async with started(newest.url, schema) as store:
+            log_ = await open_log(store)
+            for _ in range(20):
+                await append(log_, b"x" * 1_000)
+            await log_.flush()
+            for start in (1, 4, 10):
+                await log_.advance_start_offset(start)
+                assert query(newest, schema, "select min(base_offset), count(*) from batch") == [(start, 20 - start)]
+                assert log_.size == sum(batch.size for batch in await batches_of(log_))
+            [(before,)] = query(newest, schema, "select commit_number from node")
+            await store.remove(NAME)
+            assert query(newest, schema, "select * from batch") == []
+            [(after,)] = query(newest, schema, "select commit_number from node")
+            assert after - before > 4, "the batches did not go in one transaction"
+
+    monkeypatch.setattr(log, "DELETE_ROWS", limits[0])
+    monkeypatch.setattr(log, "DELETE_BYTES", limits[1])
     asyncio.run(body())

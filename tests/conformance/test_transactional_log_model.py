@@ -213,7 +213,7 @@ def test_committed_records_are_exactly_those_of_the_model(store: str, settings: 
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, COMPACTED], ids=["deleted", "compacted"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_committed_records_in_postgres_are_those_of_the_model(settings: TopicSettings, seed: int) -> None:
     server, schema = shared_server(), new_schema()
     options = EVICTED_AT_ONCE if seed % 2 else {}

@@ -183,7 +183,11 @@ class Database:
                 await self._lock_schema(connection, deadline)
                 state = await self._become_owner(connection)
             except psycopg.Error as error:
+                is_lost = connection.closed
                 await connection.close()
+                if is_lost and loop.time() < deadline:
+                    await asyncio.sleep(_RETRY_DELAY_S_MAX)
+                    continue
                 raise StorageError(
                     f"cannot use the schema {self.schema} at {self.address}: {describe(error)}"
                 ) from error

@@ -48,8 +48,8 @@ PAGE_ROWS, PAGE_BYTES = 256, 1024 * 1024
 HEADER_ROWS = 2_000
 """How many headers are read at once during recovery."""
 OFFSET_LIMIT = 2**63
-DELETE_ROWS = 1_000
-"""How many rows are deleted in one transaction, so that flushes do not wait for long."""
+DELETE_ROWS, DELETE_BYTES = 1_000, 64 * 1024 * 1024
+"""How much is deleted in one transaction, so that flushes do not wait for long."""
 
 
 class Appends(NamedTuple):
@@ -140,6 +140,8 @@ class PostgresLog(Log):
     def mark_offline(self, reason: str) -> None:
         if self._failure is None:
             self._failure = reason
+            # Nothing can be committed any more, so the memory is for other logs.
+            self._recent.reset(self.durable_offset)
             log.error("log is offline", log=str(self.name), reason=reason)
 
     def configure(self, settings: TopicSettings) -> None:
@@ -536,19 +538,18 @@ class PostgresLog(Log):
         """Deletes the batches that end before the start offset, in small transactions."""
         while self._has_rows_before_start:
             start = self.start_offset
-            deleted: list[int] = [0, 0]
+            deleted = Deleted(0, 0, True)
 
-            async def work(cursor: Cursor, start: int = start, deleted: list[int] = deleted) -> None:
-                await cursor.execute(statements.DELETE_BATCHES_BEFORE, self.parameters(offset=start, rows=DELETE_ROWS))
-                deleted[:] = await cursor.fetchone() or (0, 0)
+            async def work(cursor: Cursor, start: int = start) -> None:
+                nonlocal deleted
+                deleted = await delete_batches(cursor, self.id, start)
 
             await self._database.transaction(work)
             self._recent.evict_before(start)
-            rows, size = deleted
-            self._size -= size
-            if rows:
+            self._size -= deleted.size
+            if deleted.rows:
                 self.changes += 1
-            if rows < DELETE_ROWS:
+            if not deleted.has_more:
                 self._has_rows_before_start = start < self.start_offset
 
     async def apply_retention(self, now_ms: int, below: int) -> None:
@@ -637,6 +638,22 @@ class PostgresLog(Log):
         if self._failure is None:
             self._failure = f"{self.name} is deleted"
         self._recent.reset(self.end_offset)
+
+
+class Deleted(NamedTuple):
+    rows: int
+    size: int
+    has_more: bool
+
+
+async def delete_batches(cursor: Cursor, log_id: int, below: int) -> Deleted:
+    """Deletes the first batches of a log that end before the offset `below`."""
+    parameters = {"log": log_id, "offset": below, "rows": DELETE_ROWS, "bytes": DELETE_BYTES}
+    await cursor.execute(statements.DELETE_BATCHES_BEFORE, parameters)
+    row = await cursor.fetchone()
+    assert row is not None
+    rows, size, found = row
+    return Deleted(rows, size, rows < found or found == DELETE_ROWS)
 
 
 async def write_snapshot(cursor: Cursor, log_id: int, offset: int, snapshot: bytes) -> None:

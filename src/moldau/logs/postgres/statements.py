@@ -131,15 +131,22 @@ DELETE_ABORTED = (
 
 DELETE_BATCHES_FROM = f"delete from batch where {_FROM_OFFSET}"
 DELETE_BATCHES_BEFORE = """
-with deleted as (
-    delete from batch where log_id = %(log)s and base_offset in (
-        select base_offset from batch where log_id = %(log)s and base_offset < %(offset)s and last_offset < %(offset)s
-        order by base_offset limit %(rows)s
-    )
+with page as materialized (
+    select base_offset, size from batch
+    where log_id = %(log)s and base_offset < %(offset)s and last_offset < %(offset)s
+    order by base_offset limit %(rows)s
+), deleted as (
+    delete from batch where log_id = %(log)s and base_offset = any (array(
+        select base_offset from (
+            select base_offset, sum(size) over (order by base_offset) - size as size_before from page
+        ) as sized
+        where size_before < %(bytes)s
+    ))
     returning size
 )
-select count(*), coalesce(sum(size), 0)::bigint from deleted
+select count(*), coalesce(sum(size), 0)::bigint, (select count(*) from page) from deleted
 """
+"""Deletes batches that end before `offset`. Returns how many, their size, and how many there were up to `rows`."""
 SET_OFFSETS = """
 update log set start_offset = %(start)s, end_offset = %(end)s, leader_epochs = %(epochs)s,
     cleaned_offset = least(cleaned_offset, %(end)s), high_watermark = least(high_watermark, %(end)s)

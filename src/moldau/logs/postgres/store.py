@@ -9,7 +9,7 @@ from moldau.concurrency.tasks import run_uncancelled
 from moldau.errors import CorruptRecordError, StorageError
 from moldau.logs.postgres import statements
 from moldau.logs.postgres.database import Cursor, Database
-from moldau.logs.postgres.log import Appends, LogRow, PostgresLog, write_snapshot
+from moldau.logs.postgres.log import Appends, LogRow, PostgresLog, delete_batches, write_snapshot
 from moldau.logs.postgres.recent import RecentBytes
 from moldau.logs.producer_state import PRODUCER_EXPIRATION_MS_DEFAULT
 from moldau.logs.store import LogName, LogStore, StoreUnavailableError, copy_error, is_transient
@@ -28,7 +28,6 @@ COMMIT_BYTES_MAX = 16 * 1024 * 1024
 COMMIT_DELAY_S = 0.2
 """How long batches stay uncommitted at most if nobody flushes them, as with write.caching."""
 SLOW_COMMIT_MS = 2_000
-DELETE_ROWS = 1_000
 
 _COPY_HEADER = b"PGCOPY\n\xff\r\n\x00" + bytes(8)
 _COPIED_BYTES_MAX = 32 * 1024
@@ -59,6 +58,8 @@ class PostgresLogStore(LogStore):
         """Logs with batches to commit, in the order of the first of them."""
         self._commit: asyncio.Task[StorageError | None] | None = None
         self._commit_timer: asyncio.TimerHandle | None = None
+        self._last_error = ""
+        """The last logged error of a commit. It is not logged again."""
 
     async def start(self) -> None:
         self.had_clean_shutdown, self.previous_broker_epoch = await self.database.start()
@@ -114,6 +115,7 @@ class PostgresLogStore(LogStore):
         commit the earlier ones."""
         while not self.has_room:
             await self.commit_appends()
+            self.database.check()
 
     def on_appended(self, log_: PostgresLog) -> None:
         self._uncommitted[log_] = None
@@ -147,10 +149,22 @@ class PostgresLogStore(LogStore):
 
     async def _commit_once(self) -> StorageError | None:
         """Commits the oldest appends of all logs. Returns the error if nothing was committed."""
-        async with self.database.exclusive():
-            taken = self._take_appends()
-            if not taken:
-                return None
+        try:
+            async with self.database.exclusive():
+                error = await self._commit_exclusively()
+        except StorageError as refused:
+            error = refused
+        text = "" if error is None else str(error)
+        if text not in ("", self._last_error):
+            log.warning("a commit in Postgres failed, its batches wait", reason=text)
+        self._last_error = text
+        return error
+
+    async def _commit_exclusively(self) -> StorageError | None:
+        self.database.check()
+        taken = self._take_appends()
+        error = None
+        if taken:
             started_ms = self._clock.monotonic_ms()
             error = await self._write(taken)
             if error is not None and not is_transient(error) and self.database.failure is None:
@@ -243,15 +257,12 @@ class PostgresLogStore(LogStore):
     async def _delete_rows(self, log_id: int) -> None:
         """Deletes the rows of a log in small transactions, the log itself in the last one."""
         is_done = False
-        parameters = {"log": log_id, "offset": 2**63 - 1, "rows": DELETE_ROWS}
 
         async def work(cursor: Cursor) -> None:
             nonlocal is_done
-            await cursor.execute(statements.DELETE_BATCHES_BEFORE, parameters)
-            row = await cursor.fetchone()
-            is_done = row is None or row[0] < DELETE_ROWS
+            is_done = not (await delete_batches(cursor, log_id, 2**63 - 1)).has_more
             if is_done:
-                await cursor.execute(statements.FORGET_LOG, parameters)
+                await cursor.execute(statements.FORGET_LOG, {"log": log_id})
 
         while not is_done:
             await self.database.transaction(work)
