@@ -95,7 +95,7 @@ class Measurement:
     cpu_s: float
 
     @property
-    def cells(self) -> tuple[float, float, float]:
+    def figures(self) -> tuple[float, float, float]:
         return self.bytes / 1e6 / self.seconds, self.cpu_s / (self.bytes / 1e9), self.seconds * 1e3 / self.calls
 
 
@@ -168,8 +168,11 @@ class BareSide:
                 await copy.write(_COPY_HEADER)
                 for _ in range(case.batches_per_commit):
                     row = _COPY_ROW.pack(7, 8, 1, 8, self._end, 8, self._end, 8, 1, 4, 0, 4, size, size)
-                    await copy.write(row)
-                    await copy.write(memoryview(self._data))
+                    if size > 100_000:
+                        await copy.write(row)
+                        await copy.write(memoryview(self._data))
+                    else:
+                        await copy.write(row + self._data)
                     self._end += 1
                     written += size
                 await copy.write(_COPY_TRAILER)
@@ -211,12 +214,8 @@ async def _measure_case(url: str, case: Case, plan: Plan) -> tuple[Row, Row]:
                     result = await _measured(lambda work=work: work(total))  # type: ignore[misc]
                     if number >= 0:  # The first run of each side warms up.
                         taken[side].append(result)
-            figures = [
-                Figures(tuple(ours), tuple(theirs))
-                for ours, theirs in zip(
-                    *(zip(*(each.cells for each in side), strict=True) for side in taken), strict=True
-                )
-            ]
+            columns = [tuple(zip(*(each.figures for each in side), strict=True)) for side in taken]
+            figures = [Figures(ours, theirs) for ours, theirs in zip(*columns, strict=True)]
             cells = (Cell(RATE, figures[0], AIM), Cell(CLIENT_CPU, figures[1]), Cell(CALL, figures[2]))
             rows.append(Row(case.name, cells))
         await store.close()

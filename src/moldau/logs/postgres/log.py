@@ -165,12 +165,12 @@ class PostgresLog(Log):
         self.check()
         if not batches:
             return
-        largest = max(batch.size for batch in batches)
-        if largest > BATCH_BYTES_MAX:
-            raise RecordTooLargeError(
-                f"a batch of {largest} bytes does not fit into a value of Postgres, which has at most 1 GiB: make the "
-                "batches of the producer smaller"
-            )
+        for batch in batches:
+            if batch.size > BATCH_BYTES_MAX:
+                raise RecordTooLargeError(
+                    f"a batch of {batch.size} bytes does not fit into a value of Postgres, which has at most 1 GiB: "
+                    "make the batches of the producer smaller"
+                )
         if not self._store.has_room:
             await self._store.wait_for_room()
             self.check()
