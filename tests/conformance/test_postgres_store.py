@@ -661,6 +661,23 @@ def test_a_batch_larger_than_a_value_of_postgres_is_refused(
     asyncio.run(body())
 
 
+@pytest.mark.parametrize("name", ['My "logs", $user; %s', "n" * 63])
+def test_a_schema_may_have_any_name(server: PostgresServer, name: str) -> None:
+    async def body() -> None:
+        async with PostgresProxy(server) as proxy, started(proxy.url, name) as store:
+            log = await open_log(store)
+            await append(log, b"x")
+            proxy.loses_answer = True
+            await log.flush()
+            assert proxy.cuts == 1
+        assert await values_after_restart(server.url, name) == [b"x"]
+
+    try:
+        asyncio.run(body())
+    finally:
+        drop_schema(server, name)
+
+
 # Shared commits, memory, deletion
 
 

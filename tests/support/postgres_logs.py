@@ -9,6 +9,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from moldau.logs.postgres.database import Database
 from moldau.logs.postgres.store import PostgresLogStore
@@ -46,7 +47,7 @@ def new_schema() -> str:
 
 def drop_schema(server: PostgresServer, schema: str) -> None:
     with psycopg.connect(server.url, autocommit=True) as connection:
-        connection.execute(f"drop schema if exists {schema} cascade")
+        connection.execute(sql.SQL("drop schema if exists {} cascade").format(sql.Identifier(schema)))
 
 
 async def kill(store: PostgresLogStore) -> None:

@@ -345,8 +345,10 @@ class Database:
                 self.check()
             # The old session may not have noticed yet that its client is gone, and its commit may still be in progress.
             await connection.execute(
-                "select pg_terminate_backend(pid) from pg_stat_activity where pid = %s and application_name = %s",
-                (self._writer_pid, self._application_name("writer")),
+                # After a restart or a failover, another session may have the same process id. Long names are truncated.
+                "select pg_terminate_backend(pid) from pg_stat_activity where pid = %s and pid <> pg_backend_pid() "
+                "and application_name = current_setting('application_name') and datname = current_database()",
+                (self._writer_pid,),
             )
             await connection.execute("set lock_timeout = '5s'")
             await connection.execute("select pg_advisory_lock(hashtextextended(%s, 0))", (self._lock_name,))
