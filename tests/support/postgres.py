@@ -160,6 +160,10 @@ class PostgresServer:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        # A server does not start while a process of the previous one has its shared memory.
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while any(_is_running(session) for session in sessions) and time.monotonic() < deadline:
+            time.sleep(0.005)
 
     def log(self) -> str:
         return (self.directory / "log").read_text(errors="replace")
@@ -183,6 +187,13 @@ def _unprivileged_user() -> str | None:
         return None
     names = {account.pw_name for account in pwd.getpwall()}
     return next(name for name in _UNPRIVILEGED_USERS if name in names)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def _children(pid: int) -> list[int]:
