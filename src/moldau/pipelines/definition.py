@@ -33,6 +33,7 @@ class SinkKind(StrEnum):
     TOPIC = "topic"
     PARQUET = "parquet"
     DELTA = "delta"
+    POSTGRES = "postgres"
     CONSOLE = "console"
 
 
@@ -87,11 +88,13 @@ class Sink:
     name: str
     kind: SinkKind
     target: str = ""
-    """The topic or the table's directory; empty for the console."""
+    """The topic, the table's directory, or the table in Postgres; empty for the console."""
     view: str = ""
     """The view or source that is written."""
     mode: str = "append"
-    """`append`, `update` or `complete` as in Spark; for Delta also `upsert`."""
+    """`append`, `update` or `complete` as in Spark; for Delta and Postgres also `upsert`."""
+    url: str = field(default="", repr=False)
+    """The URL of the Postgres database. It may contain a password, so it is not stored and not shown."""
     key: tuple[str, ...] = ()
     """The columns of the record key of a topic, or the columns that identify a row in an upsert."""
     order_by: tuple[str, ...] = ()

@@ -31,7 +31,7 @@ from moldau.pipelines.planner.ownership import QueryIdentity, check_identity, ch
 from moldau.pipelines.planner.plan_analysis import empty_stream, output_mode_problem, unsupported_reason
 from moldau.pipelines.planner.query_planner import CheckpointLocation, query_identities
 from moldau.pipelines.planner.replay import sink_for_generation
-from moldau.pipelines.planner.sink_writers import prepare_for_sink, stored_columns
+from moldau.pipelines.planner.sink_writers import check_postgres, prepare_for_sink, stored_columns
 from moldau.pipelines.planner.topic_checks import ClusterTopics, Finding, check_cluster, error, missing_topics, warning
 from moldau.pipelines.planner.topic_streams import data_source_options, read_sample, starting_options, stream_options
 from moldau.pipelines.planner.transformation import decode_and_check, view_rows
@@ -175,6 +175,8 @@ class _PipelineChecker:
             self._check_directory(f"{where}.{sink.kind}", sink.target)
         if sink.kind is SinkKind.DELTA and sink.mode != "complete":
             self._attempt(f"{where}.delta", _check_table, frame, sink)
+        if sink.kind is SinkKind.POSTGRES:
+            self._attempt(f"{where}.postgres", check_postgres, frame, sink)
 
     def _check_directory(self, where: str, target: str) -> None:
         """Adds an error if a local directory cannot be written to. Remote directories are not checked."""

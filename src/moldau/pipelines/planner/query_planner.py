@@ -169,7 +169,7 @@ class _QueryPlanner:
     def _query(
         self, identity: QueryIdentity, make_writer: Callable[[str], Any], sink: Sink | None = None
     ) -> PlannedQuery:
-        """Returns the query. `make_writer` receives the app id that identifies the query's batches in a Delta table."""
+        """Returns the query. `make_writer` receives the app id that identifies the query's batches in a table."""
         name = identity.query
         checkpoint = self.checkpoint_location.of(name)
 

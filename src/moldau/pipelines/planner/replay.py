@@ -36,7 +36,7 @@ def sink_for_generation(sink: Sink, generation: int) -> Sink:
 
 
 def _replay_effect(sink: Sink, generation: int) -> str:
-    if sink.kind is SinkKind.DELTA and sink.mode == "upsert":
+    if sink.mode == "upsert":
         return "rows with the same key are replaced, without duplicates; until it has caught up they have old values."
     if sink.kind is SinkKind.DELTA and sink.mode == "complete":
         return "is computed again."

@@ -1,6 +1,7 @@
 """Spark writers for each kind of sink."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +63,9 @@ def sink_writer(frame: DataFrame, sink: Sink, pipeline: PipelineDefinition, app_
         return stream.partitionBy(*sink.partition_by) if sink.partition_by else stream
     if sink.kind is SinkKind.DELTA:
         return _delta(frame, sink, app_id)
+    if sink.kind is SinkKind.POSTGRES:
+        modes = ("update", "append") if sink.mode == "upsert" else ("append",)
+        return frame.writeStream.outputMode(supported_mode(frame, *modes)).foreachBatch(_postgres(sink, app_id))
     mode = supported_mode(frame, sink.mode, "append", "complete")
     return frame.writeStream.outputMode(mode).foreachBatch(_console_function(sink, show))
 
@@ -94,6 +98,49 @@ def _delta(frame: DataFrame, sink: Sink, app_id: str) -> Any:
     return frame.writeStream.outputMode(mode).foreachBatch(upsert_function(sink, app_id))
 
 
+def _postgres(sink: Sink, app_id: str) -> Callable[[DataFrame, int], None]:
+    with _postgres_extra(sink):
+        from moldau.spark.sink.postgres import write_batch
+
+    def write(batch: DataFrame, batch_id: int) -> None:
+        is_upsert = sink.mode == "upsert"
+        write_batch(
+            batch,
+            batch_id,
+            sink.url,
+            sink.target,
+            app_id,
+            key=sink.key,
+            order_by=upsert_order(sink, batch.columns) if is_upsert else (),
+            delete_when=sink.delete_when,
+            leave_out=_unstored_metadata(batch, sink) if is_upsert else (),
+        )
+
+    return write
+
+
+def check_postgres(frame: DataFrame, sink: Sink) -> None:
+    """Raises an error if the database cannot be reached, or if the rows do not fit its table."""
+    with _postgres_extra(sink):
+        from moldau.spark.sink.postgres import check_table, stored_schema
+    order_by = upsert_order(sink, frame.columns) if sink.mode == "upsert" else ()
+    leave_out = _unstored_metadata(frame, sink) if sink.mode == "upsert" else ()
+    schema = stored_schema(frame.schema, sink.key, order_by, sink.delete_when, leave_out)
+    check_table(sink.url, sink.target, schema, sink.key)
+
+
+@contextmanager
+def _postgres_extra(sink: Sink) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] not in ("psycopg", "psycopg_binary"):
+            raise
+        raise PipelineError(
+            f"the sink {sink.name} writes to Postgres, but psycopg is not installed: pip install 'moldau[postgres]'"
+        ) from None
+
+
 def upsert_order(sink: Sink, columns: Sequence[str]) -> tuple[str, ...]:
     """Returns the columns that determine the last row of a key: `order_by`, then the offset if it is a column."""
     has_offset = "_offset" in columns and "_offset" not in sink.order_by
@@ -101,7 +148,7 @@ def upsert_order(sink: Sink, columns: Sequence[str]) -> tuple[str, ...]:
 
 
 def upsert_function(sink: Sink, app_id: str) -> Callable[[DataFrame, int], None]:
-    """Returns the foreachBatch function of an upsert."""
+    """Returns the foreachBatch function of an upsert into a Delta table."""
     from moldau.spark.sink.delta_upsert import upsert
 
     def merge(batch: DataFrame, batch_id: int) -> None:

@@ -19,6 +19,7 @@
     sinks:
       out: {topic: revenue, key: product, format: json, mode: update}
       table: {delta: tables/revenue, mode: upsert, key: [minute, product]}   # order_by: …, delete_when: _deleted
+      database: {postgres: public.revenue, url: "postgresql://app:${PASSWORD}@db/shop"}   # mode, key, … as for delta
       archive: {parquet: archive/orders, from: orders, partition_by: product}
       screen: {console: true}
     on_bad: dead_letter              # fail (default) | drop | dead_letter

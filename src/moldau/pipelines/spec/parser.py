@@ -81,6 +81,7 @@ def parse_sink(name: str, section: SpecSection, folder: Path | None) -> Sink:
         kind=SinkKind.CONSOLE,
         view=section.text("from") or "",
         mode=mode or "update",
+        url=section.text("url") or "",
         key=section.texts("key"),
         order_by=section.texts("order_by"),
         delete_when=section.text("delete_when"),
@@ -95,7 +96,7 @@ def parse_sink(name: str, section: SpecSection, folder: Path | None) -> Sink:
         section.flag("console")
         return sink
     target = section.text(kind.value) or ""
-    if kind is not SinkKind.TOPIC:
+    if kind in (SinkKind.PARQUET, SinkKind.DELTA):
         target = _resolve_path(target, folder) or ""
     return replace(sink, kind=kind, target=target, mode=mode or "append")
 

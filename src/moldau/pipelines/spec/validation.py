@@ -19,6 +19,7 @@ _MODES = {
     SinkKind.TOPIC: ("append", "update", "complete"),
     SinkKind.PARQUET: ("append",),
     SinkKind.DELTA: ("append", "upsert", "complete"),
+    SinkKind.POSTGRES: ("append", "upsert"),
     SinkKind.CONSOLE: ("append", "update", "complete"),
 }
 
@@ -129,6 +130,17 @@ def _sink_problems(sink: Sink, views: Sequence[str]) -> Iterator[Problem]:
         yield (*path, "partition_by"), "partition_by is for Parquet and Delta"
     if sink.kind is SinkKind.TOPIC and sink.format is Format.AVRO:
         yield from _avro_schema_problems(path, sink.schema, f"the sink {sink.name}")
+    if sink.kind is SinkKind.POSTGRES:
+        yield from _postgres_problems(path, sink)
+    elif sink.url:
+        yield (*path, "url"), "url is for Postgres: postgres: <table>"
+
+
+def _postgres_problems(path: tuple[str, ...], sink: Sink) -> Iterator[Problem]:
+    if not sink.url:
+        yield path, f"the sink {sink.name} needs the database: url: postgresql://user@host/database"
+    for name in sink.options:
+        yield (*path, "options", name), f"a postgres sink has no option {name!r}; options of the connection are in url"
 
 
 def _table_problems(sinks: Sequence[Sink]) -> Iterator[Problem]:

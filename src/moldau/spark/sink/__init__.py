@@ -1,1 +1,1 @@
-"""Writers of Spark rows to topics and Delta tables."""
+"""Writers of Spark rows to topics, Delta tables and Postgres."""

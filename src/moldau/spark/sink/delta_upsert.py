@@ -16,13 +16,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable, write_deltalake
-from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from moldau.settings.option_parser import suggest_names
-from moldau.spark.errors import OptionError, SparkSourceError
+from moldau.spark.errors import SparkSourceError
 from moldau.spark.sink.delta_commits import (
     batch_commit_properties,
     check_table_schema,
@@ -32,9 +30,15 @@ from moldau.spark.sink.delta_commits import (
 )
 from moldau.spark.sink.delta_options import Location, locate
 from moldau.spark.sink.delta_schema import as_nullable, check_row_schema
-
-_DELETES_COLUMN = "__moldau_deletes"
-_RANK_COLUMN = "__moldau_rank"
+from moldau.spark.sink.upsert_rows import (
+    DELETES_COLUMN,
+    RANK_COLUMN,
+    check_upsert_columns,
+    last_rows,
+    null_key_message,
+    quote_column,
+    repeated_key_message,
+)
 
 
 def upsert(
@@ -70,7 +74,7 @@ def upsert(
         if table is not None:
             check_table_schema(table, schema, partition_by, location)
         if rows is None:
-            rows = _last_rows(frame, schema, key, order_by, delete_when, leave_out)
+            rows = _collect_last_rows(frame, schema, key, order_by, delete_when, leave_out)
         with detect_landed_commit(
             location, lambda now: now.transaction_version(app_id) == batch_id, creates_table=table is None
         ):
@@ -90,24 +94,14 @@ def _check_columns(
     partition_by: Sequence[str],
     leave_out: Sequence[str],
 ) -> dict[str, Any]:
-    if not key:
-        raise OptionError("an upsert needs the columns that identify a row: set key=[…]")
-    for what, names in (("key", key), ("order_by", order_by)):
-        for name in names:
-            if name not in schema.names:
-                raise OptionError(f"{what} names {name!r}, which is not a column{suggest_names(name, schema.names)}")
-    for name in key:
-        if name in leave_out:
-            raise OptionError(
-                f"key names {name!r}, which leave_out removes from the table: keep it, or choose another key"
-            )
+    check_upsert_columns(schema, key, order_by, leave_out)
     kept_schema = StructType([field for field in schema.fields if field.name not in leave_out])
     found: dict[str, Any] = as_nullable(json.loads(kept_schema.json()))
     check_row_schema(found, partition_by)
     return found
 
 
-def _last_rows(
+def _collect_last_rows(
     frame: DataFrame,
     schema: dict[str, Any],
     key: Sequence[str],
@@ -116,32 +110,18 @@ def _last_rows(
     leave_out: Sequence[str],
 ) -> pa.Table:
     """Returns the last row of each key, with a column that marks deletions."""
-    deletes: Column = F.lit(False) if delete_when is None else F.coalesce(F.expr(delete_when), F.lit(False))
-    marked = frame.withColumn(_DELETES_COLUMN, deletes)
-    order = [F.col(_quote(name)).desc_nulls_last() for name in order_by] or [F.lit(0)]
-    window = Window.partitionBy(*[F.col(_quote(name)) for name in key]).orderBy(*order)
-    ranked = marked.withColumn(_RANK_COLUMN, F.row_number().over(window))
-    # Without `order_by`, keep the second row of a key too, so that a repeated key is detected below.
-    ranked = ranked.where(F.col(_RANK_COLUMN) == 1 if order_by else F.col(_RANK_COLUMN) <= 2)
-    rows = ranked.drop(*leave_out).toArrow()
+    rows = last_rows(frame, key, order_by, delete_when, leave_out).toArrow()
     for name in key:
         if rows[name].null_count:
-            raise SparkSourceError(
-                f"{rows[name].null_count} rows have no {name!r}, which is part of the key: filter them out "
-                f"(WHERE {name} IS NOT NULL)"
-            )
-    if not order_by and (pc.max(rows[_RANK_COLUMN]).as_py() or 1) > 1:
-        raise SparkSourceError(
-            f"a key ({', '.join(key)}) occurs more than once in a batch: set order_by to find its last row"
-        )
-    expected = to_arrow_schema(StructType.fromJson(schema), timezone="UTC").append(
-        pa.field(_DELETES_COLUMN, pa.bool_())
-    )
-    return rows.drop_columns([_RANK_COLUMN]).cast(expected)
+            raise SparkSourceError(null_key_message(rows[name].null_count, name))
+    if not order_by and (pc.max(rows[RANK_COLUMN]).as_py() or 1) > 1:
+        raise SparkSourceError(repeated_key_message(key))
+    expected = to_arrow_schema(StructType.fromJson(schema), timezone="UTC").append(pa.field(DELETES_COLUMN, pa.bool_()))
+    return rows.drop_columns([RANK_COLUMN]).cast(expected)
 
 
 def _create(location: Location, rows: pa.Table, partition_by: Sequence[str], app_id: str, batch_id: int) -> None:
-    kept_rows = rows.filter(pc.invert(rows[_DELETES_COLUMN])).drop_columns([_DELETES_COLUMN])
+    kept_rows = rows.filter(pc.invert(rows[DELETES_COLUMN])).drop_columns([DELETES_COLUMN])
     write_deltalake(
         location.path,
         kept_rows,
@@ -153,23 +133,23 @@ def _create(location: Location, rows: pa.Table, partition_by: Sequence[str], app
 
 
 def _merge(table: DeltaTable, rows: pa.Table, key: Sequence[str], app_id: str, batch_id: int) -> None:
-    columns = {_quote(name): f"source.{_quote(name)}" for name in rows.column_names if name != _DELETES_COLUMN}
+    columns = {
+        quote_column(name): f"source.{quote_column(name)}" for name in rows.column_names if name != DELETES_COLUMN
+    }
     # Set a table column to null if the rows lack it, because a new row replaces the old row completely.
-    missing = {_quote(field.name): "NULL" for field in table.schema().fields if field.name not in rows.column_names}
+    missing = {
+        quote_column(field.name): "NULL" for field in table.schema().fields if field.name not in rows.column_names
+    }
     (
         table.merge(
             rows,
-            predicate=" AND ".join(f"target.{_quote(name)} = source.{_quote(name)}" for name in key),
+            predicate=" AND ".join(f"target.{quote_column(name)} = source.{quote_column(name)}" for name in key),
             source_alias="source",
             target_alias="target",
             commit_properties=batch_commit_properties(app_id, batch_id),
         )
-        .when_matched_delete(f"source.{_quote(_DELETES_COLUMN)}")
+        .when_matched_delete(f"source.{quote_column(DELETES_COLUMN)}")
         .when_matched_update({**columns, **missing})
-        .when_not_matched_insert(columns, f"NOT source.{_quote(_DELETES_COLUMN)}")
+        .when_not_matched_insert(columns, f"NOT source.{quote_column(DELETES_COLUMN)}")
         .execute()
     )
-
-
-def _quote(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
