@@ -2,17 +2,20 @@
 
 import asyncio
 import base64
-import json
 import random
+import re
 import struct
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from moldau.groups.formats import encode
 from moldau.groups.records import CommittedOffset, GroupMetadataRecord, GroupMetadataValue, OffsetCommitRecord
@@ -36,17 +39,18 @@ def server(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
 
 
 class Node:
-    """The tables of a node, in a schema whose name must be quoted."""
+    """The tables of a node."""
 
-    schema = "Moldau 1"
-
-    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+    def __init__(self, connection: psycopg.Connection[Any], schema: str) -> None:
         self._connection = connection
+        self._schema = sql.Identifier(schema)
 
     def create_log(self, topic: str, partition: int = 0, *, start: int = 0, end: int = 0, state: str = "live") -> int:
         row = self._connection.execute(
-            'insert into "Moldau 1".log (topic, partition, topic_id, start_offset, end_offset, state) '
-            "values (%s, %s, %s, %s, %s, %s) returning id",
+            sql.SQL(
+                "insert into {}.log (topic, partition, topic_id, start_offset, end_offset, state) "
+                "values (%s, %s, %s, %s, %s, %s) returning id"
+            ).format(self._schema),
             (topic, partition, uuid.uuid5(uuid.NAMESPACE_DNS, topic), start, end, state),
         ).fetchone()
         assert row is not None
@@ -56,21 +60,14 @@ class Node:
         """Stores batches as the node does."""
         for data in batches:
             batch = Batch(data)
+            last, size = batch.base_offset + batch.last_offset_delta, len(data)
             self._connection.execute(
-                'insert into "Moldau 1".batch values (%s, %s, %s, %s, %s, %s, %s)',
-                (
-                    log_id,
-                    batch.base_offset,
-                    batch.base_offset + batch.last_offset_delta,
-                    batch.max_timestamp,
-                    batch.leader_epoch,
-                    len(data),
-                    data,
-                ),
+                sql.SQL("insert into {}.batch values (%s, %s, %s, %s, %s, %s, %s)").format(self._schema),
+                (log_id, batch.base_offset, last, batch.max_timestamp, batch.leader_epoch, size, data),
             )
             self._connection.execute(
-                'update "Moldau 1".log set end_offset = greatest(end_offset, %s) where id = %s',
-                (batch.base_offset + batch.last_offset_delta + 1, log_id),
+                sql.SQL("update {}.log set end_offset = greatest(end_offset, %s) where id = %s").format(self._schema),
+                (last + 1, log_id),
             )
 
     def __call__(self, statement: str, *parameters: object) -> list[dict[str, Any]]:
@@ -92,22 +89,29 @@ class Node:
 
 @pytest.fixture
 def node(server: PostgresServer) -> Iterator[Node]:
-    asyncio.run(_create_schema(server.url))
+    """A node in a schema whose name must be quoted."""
+    with node_in(server, "Moldau 1") as node:
+        yield node
+
+
+@contextmanager
+def node_in(server: PostgresServer, schema: str) -> Iterator[Node]:
+    asyncio.run(_create_schema(server.url, schema))
     with psycopg.connect(server.url, autocommit=True) as connection:
-        # As a user of the views has it: nothing of the node is in the search_path.
+        # As users of the views may have it: nothing of the node is in the search_path.
         connection.execute("set search_path = ''")
-        yield Node(connection)
-        connection.execute('drop schema "Moldau 1" cascade')
+        yield Node(connection, schema)
+        connection.execute(sql.SQL("drop schema {} cascade").format(sql.Identifier(schema)))
 
 
-async def _create_schema(url: str) -> None:
+async def _create_schema(url: str, schema: str) -> None:
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         cursor = connection.cursor()
-        await cursor.execute("""create schema "Moldau 1"; set search_path = "Moldau 1" """)
-        await create_or_check_tables(cursor, Node.schema, uuid.uuid4())
+        await cursor.execute(sql.SQL("create schema {0}; set search_path = {0}").format(sql.Identifier(schema)))
+        await create_or_check_tables(cursor, schema, uuid.uuid4())
         await cursor.execute("reset search_path")
         for _ in range(2):
-            await create_views(cursor, Node.schema)
+            await create_views(cursor, schema)
 
 
 def marker(offset: int, producer_id: int, *, commit: bool) -> bytes:
@@ -486,18 +490,38 @@ def test_a_compressed_batch_of_commits_is_an_error_and_not_a_wrong_offset(node: 
         node.offsets()
 
 
-def test_a_user_with_rights_to_read_may_use_the_views_and_nothing_else(node: Node, server: PostgresServer) -> None:
-    node.append(node.create_log("orders"), build_batch([Record(value=json.dumps({"id": 7}).encode())]))
-    with psycopg.connect(server.url, autocommit=True) as connection:
-        connection.execute("create role reader")
-        connection.execute('grant usage on schema "Moldau 1" to reader')
-        connection.execute('grant select on all tables in schema "Moldau 1" to reader')
+def test_the_page_about_the_views_is_true(server: PostgresServer) -> None:
+    page = (Path(__file__).parents[4] / "docs" / "postgres_sql.md").read_text()
+    queries = re.findall(r"^```sql\n(.*?)^```", page, flags=re.M | re.S)
+    outputs = re.findall(r"^```text\n(.*?)^```", page, flags=re.M | re.S)
+    noon_ms = round(datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp() * 1000)
+    with node_in(server, "moldau") as node:
+        records = [
+            Record(timestamp=noon_ms, key=b"ada", value=b'{"total": "12.50"}'),
+            Record(timestamp=noon_ms + 700, key=b"bob", value=b'{"total": "1.00"}', headers=[("trace", b"t-1")]),
+            Record(timestamp=noon_ms + 1500, key=b"ada", value=b'{"total": "3.00"}'),
+        ]
+        node.append(node.create_log("orders"), build_batch(records))
+        node.append(node.create_log("__consumer_offsets"), offsets_batch(0, commit("billing", 2)))
+        node("set time zone 'UTC'")
+        for query, output in zip(queries, outputs, strict=False):
+            header, _, *lines = [[cell.strip() for cell in line.split("|")] for line in output.splitlines()]
+            columns = ", ".join(f't."{name}"::text' for name in header)
+            rows = node(f"select {columns} from ({query.strip().rstrip(';')}) t")
+            assert [list(row.values()) for row in rows] == lines
+        topics, records_query = queries[2].split(";", 1)
+        assert [tuple(row.values()) for row in node(f"{topics} order by topic")] == [
+            ("__consumer_offsets", 1, 1, True),
+            ("orders", 1, 3, True),
+        ]
+        assert [tuple(row.values()) for row in node(records_query)] == [(1, "t-1", None), (2, None, None)]
+        node("create role analyst")
+        node(queries[3])
         try:
-            connection.execute("set role reader")
-            select = """select (value_text::jsonb ->> 'id')::int from "Moldau 1".records('orders', 0)"""
-            assert connection.execute(select).fetchall() == [(7,)]
-            assert connection.execute('select topic from "Moldau 1".topics').fetchall() == [("orders",)]
-            assert connection.execute('select * from "Moldau 1".group_offsets').fetchall() == []
+            node("set role analyst")
+            assert len(node(queries[0])) == 2
+            assert len(node(queries[1])) == 1
+            assert len(node("select * from moldau.topics")) == 2
         finally:
-            connection.execute("reset role")
-            connection.execute("drop owned by reader; drop role reader")
+            node("reset role")
+            node("drop owned by analyst; drop role analyst")
