@@ -4,6 +4,7 @@ They read the tables of `schema.py` at each use and store nothing, so they canno
 qualified with the schema, because users call them with any search_path.
 """
 
+import hashlib
 from string import Template
 from typing import Any
 
@@ -14,15 +15,24 @@ RECORDS_MAX = 1000
 
 
 async def create_views(cursor: psycopg.AsyncCursor[Any], schema: str) -> None:
-    """Creates or replaces the views. The tables of the schema exist."""
-    await cursor.execute(views_sql(schema).encode())
+    """Creates or replaces the views, unless they are up to date. The tables of the schema exist.
+
+    A view cannot be replaced while somebody queries it, so replacing it at each start could block the node.
+    """
+    quoted = '"' + schema.replace('"', '""') + '"'
+    statements = Template(_VIEWS).substitute(schema=quoted, records_max=RECORDS_MAX, **_VARINT_READERS)
+    version = f"Version {hashlib.sha256(statements.encode()).hexdigest()[:16]} of the views."
+    await cursor.execute(Template(_FIND_VERSION).substitute(schema=quoted.replace("'", "''")).encode())
+    if await cursor.fetchone() == (version,):
+        return
+    await cursor.execute(f"{statements}\ncomment on function {quoted}._find_log is '{version}';".encode())
 
 
-def views_sql(schema: str) -> str:
-    """Returns the statements that create or replace the views."""
-    return Template(_VIEWS).substitute(
-        schema='"' + schema.replace('"', '""') + '"', records_max=RECORDS_MAX, **_VARINT_READERS
-    )
+_FIND_VERSION = """
+select obj_description(to_regprocedure('$schema._find_log(text, integer)'), 'pg_proc')
+where to_regclass('$schema.topics') is not null and to_regclass('$schema.group_offsets') is not null
+  and to_regprocedure('$schema.records(text, integer, bigint, bigint)') is not null
+"""
 
 
 def _varint_reader(name: str) -> str:
