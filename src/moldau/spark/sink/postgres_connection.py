@@ -24,9 +24,9 @@ CONNECT_TIMEOUT_S = 10
 
 _SCHEMES = ("postgresql://", "postgres://")
 _URL_EXAMPLE = "postgresql://user:${PASSWORD}@host:5432/database"
-_TRANSIENT_STATES = ("08", "40001", "40P01", "53300", "57P01", "57P02", "57P03", "57P05", "25P03")
-"""SQLSTATEs that can pass: connection lost, deadlock, too many connections, server or session ended."""
-_TRANSIENT_FATALS = ("starting up", "shutting down", "recovery", "not accepting", "too many", "remaining connection")
+_TRANSIENT_STATES = ("08", "25006", "25P03", "40001", "40P01", "53", "57P01", "57P02", "57P03", "57P05")
+"""SQLSTATEs that can pass: connection lost, not yet promoted, deadlock, disk full, server or session ended."""
+_TRANSIENT_FATALS = ("starting up", "shutting down", "recovery", "yet accepting", "too many", "remaining connection")
 """Pieces of the reasons with which a server refuses connections for a while. libpq gives no SQLSTATE for them."""
 _DETAIL_LENGTH_MAX = 400
 
