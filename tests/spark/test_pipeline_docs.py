@@ -12,7 +12,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "pipelines.md").read_text()
 
 
 def test_the_example_of_a_test_passes(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (pipeline,) = re.findall(r"^```yaml\n(.*?)^```", PAGE, flags=re.M | re.S)
+    pipeline = re.findall(r"^```yaml\n(.*?)^```", PAGE, flags=re.M | re.S)[0]
     (example,) = re.findall(r"^```python\n(from moldau\.testing.*?)^```", PAGE, flags=re.M | re.S)
     (tmp_path / "revenue.yaml").write_text(pipeline)
     monkeypatch.chdir(tmp_path)

@@ -3,6 +3,7 @@
 import datetime
 import itertools
 import math
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -370,6 +371,21 @@ def test_the_error_of_a_stream_is_one_sentence(spark: SparkSession, database: Da
     said = find_user_message(caught.value)
     assert said is not None
     assert "'third' is not in the table" in said
+
+
+def test_the_example_of_the_page_about_spark_runs(
+    spark: SparkSession, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+    (example,) = re.findall(r"^```python\n(from moldau\.spark\.sink\.postgres .*?)^```", page, flags=re.M | re.S)
+    offer(spark, tmp_path / "source", 0, 3)
+    example = example.replace("postgresql://app@localhost/shop", database.url)
+    example = example.replace("checkpoints/orders", str(tmp_path / "checkpoint"))
+    exec(example, {"frame": spark.readStream.schema("id LONG").parquet(str(tmp_path / "source"))})
+    (query,) = spark.streams.active
+    query.processAllAvailable()
+    query.stop()
+    assert database("select id from orders order by id") == [(0,), (1,), (2,)]
 
 
 # Errors

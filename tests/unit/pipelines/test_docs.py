@@ -18,11 +18,19 @@ def blocks(language: str) -> list[str]:
 
 def test_the_yaml_file_is_a_pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MOLDAU_BOOTSTRAP", raising=False)
-    (text,) = blocks("yaml")
+    text = blocks("yaml")[0]
     (tmp_path / "revenue.yaml").write_text(text)
     pipeline = load(tmp_path / "revenue.yaml")
     assert (pipeline.name, pipeline.bootstrap) == ("revenue", "127.0.0.1:9092")
     assert [sink.name for sink in pipeline.sinks] == ["revenue", "table"]
+
+
+def test_the_sink_of_postgres_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DB_PASSWORD", "sesame")
+    (tmp_path / "customers.yaml").write_text("sources: {customers: {topic: customers}}\n" + blocks("yaml")[1])
+    (sink,) = load(tmp_path / "customers.yaml").sinks
+    assert (sink.target, sink.mode, sink.key) == ("shop.customers", "upsert", ("customer",))
+    assert sink.url == "postgresql://app:sesame@db.example.com/shop?sslmode=require"
 
 
 def test_the_python_file_is_a_pipeline(tmp_path: Path) -> None:

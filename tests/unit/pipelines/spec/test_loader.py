@@ -81,7 +81,67 @@ def test_the_example_with_all_settings_is_valid(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("PASSWORD", "x")
     text = loader.__doc__ or ""
     example = text[text.index("    name:") : text.index("Relative paths")]
-    assert len(load(written(tmp_path, example)).sinks) == 4
+    assert len(load(written(tmp_path, example)).sinks) == 5
+
+
+DATABASE = """
+sources: {orders: {topic: orders}}
+sinks:
+  table: {mode: upsert, key: id, delete_when: _deleted, postgres: shop.orders, url: "postgresql://app:${SESAME}@db/s"}
+"""
+
+
+def test_a_postgres_sink_has_a_url_that_is_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SESAME", "hunter2")
+    pipeline = load(written(tmp_path, DATABASE))
+    (sink,) = pipeline.sinks
+    assert (sink.kind, sink.target, sink.mode, sink.key) == (SinkKind.POSTGRES, "shop.orders", "upsert", ("id",))
+    assert sink.url == "postgresql://app:hunter2@db/s"
+    assert sink.label == "postgres shop.orders"
+    assert "hunter2" not in repr(pipeline)
+    program = """
+    import os
+    from moldau.pipelines import Pipeline
+
+    pipeline = Pipeline("shop")
+    url = f"postgresql://app:{os.environ['SESAME']}@db/s"
+
+    @pipeline.source(topic="orders", schema="id INT")
+    def orders(records):
+        return records
+
+    @pipeline.sink(postgres="shop.orders", url=url, mode="upsert", key="id")
+    def table(orders):
+        return orders
+    """
+    (sink_of_program,) = load(written(tmp_path, program, "shop.py")).sinks
+    assert (sink_of_program.url, sink_of_program.target) == (sink.url, sink.target)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("url: ", "ulr: "), ":4: sinks.table has no option 'ulr'; did you mean url?"),
+        ((', url: "postgresql://app:${SESAME}@db/s"', ""), ":4: the sink table needs the database: url: postgresql"),
+        (("mode: upsert", "mode: update"), "a postgres sink has no mode 'update'; there are append, upsert"),
+        ((", key: id", ""), "an upsert needs the columns that identify a row"),
+        (("mode: upsert, ", ""), "delete_when is for mode: upsert"),
+        (
+            ("key: id", "key: id, options: {sslmode: require}"),
+            "a postgres sink has no option 'sslmode'; options of the",
+        ),
+        (("key: id", "key: id, partition_by: id"), "partition_by is for Parquet and Delta"),
+        (("postgres: shop.orders", "delta: orders"), "url is for Postgres"),
+    ],
+)
+def test_an_invalid_postgres_sink_is_reported_without_its_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: tuple[str, str], said: str
+) -> None:
+    monkeypatch.setenv("SESAME", "hunter2")
+    assert change[0] in DATABASE
+    message = failure(written(tmp_path, DATABASE.replace(*change, 1)))
+    assert said in message
+    assert "hunter2" not in message
 
 
 def test_relative_paths_are_resolved_and_urls_are_unchanged(tmp_path: Path) -> None:
