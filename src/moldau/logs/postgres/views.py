@@ -76,7 +76,7 @@ language sql immutable as $$$$
     select case when milliseconds between 0 and 253402300799999
         then timestamptz '1970-01-01 00:00:00+00' + milliseconds * interval '1 millisecond' end
 $$$$;
-comment on function $schema._time is 'A timestamp of Kafka. Null if it is missing (-1) or after the year 9999.';
+comment on function $schema._time is 'A timestamp of Kafka. Null if it is negative (-1: missing) or after 9999.';
 
 create or replace function $schema._integer(bytes bytea, "position" integer, size integer) returns bigint
 language sql immutable strict as $$$$
