@@ -221,6 +221,19 @@ def test_a_repeated_batch_is_skipped(spark: SparkSession, database: Database) ->
     assert database("select count(*) from people") == [(2,)]
 
 
+def test_a_batch_is_on_the_servers_disk_although_the_database_commits_asynchronously(
+    spark: SparkSession, database: Database
+) -> None:
+    database(f"alter database {database.name} set synchronous_commit = off")
+    database(f"alter database {database.name} set default_transaction_isolation = 'serializable'")
+    database(
+        "create table people (id int, name text, seen int, mode text default current_setting('synchronous_commit'))"
+    )
+    append(database, changes(spark, (1, "a", 1)), 0)
+    assert database("select mode from people") == [("on",)]
+    assert database("show synchronous_commit") == [("off",)]
+
+
 def test_a_batch_that_fails_leaves_neither_rows_nor_its_number(spark: SparkSession, database: Database) -> None:
     database("create table people (id int, name text, seen int check (seen < 5))")
     append(database, changes(spark, (1, "a", 1)), 0)

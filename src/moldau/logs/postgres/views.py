@@ -78,8 +78,9 @@ language sql immutable as $$$$
 $$$$;
 comment on function $schema._time is 'A timestamp of Kafka. Null if it is negative (-1: missing) or after 9999.';
 
+-- Not strict, because Postgres would not inline it then.
 create or replace function $schema._integer(bytes bytea, "position" integer, size integer) returns bigint
-language sql immutable strict as $$$$
+language sql immutable as $$$$
     select case size
         when 2 then (get_byte(bytes, "position") << 24 >> 16) | get_byte(bytes, "position" + 1)
         when 4 then ('x' || encode(substring(bytes from "position" + 1 for 4), 'hex'))::bit(32)::integer

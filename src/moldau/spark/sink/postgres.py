@@ -83,7 +83,7 @@ def write_batch(
         # Spark's work is done before the transaction begins, which would keep the server from cleaning up.
         chunks.compute()
         with connection.transaction():
-            connection.execute("set transaction isolation level read committed")
+            writer.begin()
             if writer.claim(query_id, batch_id):
                 return False
             if key:
@@ -150,8 +150,7 @@ class _Chunks:
             yield bytes(row[0])
 
     def discard(self) -> None:
-        if self._count is not None:
-            self._frame.unpersist()
+        self._frame.unpersist()
 
 
 class _BatchWriter:
@@ -236,6 +235,14 @@ class _BatchWriter:
     def _has_batches_table(self) -> bool:
         name = self._batches.as_string(self._connection)
         return bool(self._one("select to_regclass(%s) is not null", (name,))[0])
+
+    def begin(self) -> None:
+        """Sets what the transaction needs, whatever the defaults of the database are."""
+        self._connection.execute("set transaction isolation level read committed")
+        # Spark does not send a batch again once it is committed, so Postgres may not lose it in a crash.
+        self._connection.execute(
+            "select set_config('synchronous_commit', 'on', true) where current_setting('synchronous_commit') = 'off'"
+        )
 
     def is_committed(self, query_id: str, batch_id: int) -> bool:
         """Returns whether the database has this batch. Raises SparkSourceError if it does not fit the checkpoint."""

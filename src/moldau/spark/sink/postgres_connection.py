@@ -89,10 +89,12 @@ def with_retries(
 ) -> R:
     """Calls `attempt` with a new connection until no transient error occurs. Raises SparkSourceError after a while.
 
-    `attempt` must be repeatable: an error of a commit does not tell whether the server has committed.
+    `attempt` must be repeatable: an error of a commit does not tell whether the server has committed. The time counts
+    from the first error, because an attempt can include Spark's work on the rows.
     """
     limit_s = RETRY_S if retry_s is None else retry_s
-    deadline, backoff_s = time.monotonic() + limit_s, BACKOFF_MIN_S
+    deadline: float | None = None
+    backoff_s = BACKOFF_MIN_S
     while True:
         try:
             with connect(table) as connection:
@@ -100,7 +102,9 @@ def with_retries(
         except psycopg.Error as error:
             if not is_transient(error):
                 raise SparkSourceError(f"{table.label}: {_describe(error)}") from None
-            if time.monotonic() + backoff_s > deadline:
+            now = time.monotonic()
+            deadline = now + limit_s if deadline is None else deadline
+            if now + backoff_s > deadline:
                 raise SparkSourceError(
                     f"{table.label} cannot be written to: {_describe(error)}. It was tried for {limit_s:g} seconds: "
                     "check that the server runs and that this machine reaches it, then run the pipeline again; "
