@@ -25,6 +25,7 @@ LAYERS = [
     ["moldau.client", "moldau.columnar"],
     ["moldau.spark"],
     ["moldau.pipelines"],
+    ["moldau.outbox"],
     ["moldau.peers"],
     ["moldau.coordinator", "moldau.raft"],
     ["moldau.metadata"],
@@ -146,6 +147,9 @@ PURE = [
     "moldau.groups.shard",
     "moldau.coordinator.deadline_queue",
     "moldau.http.request_head",
+    "moldau.outbox.errors",
+    "moldau.outbox.rows",
+    "moldau.outbox.schema",
 ]
 IMPURE = {"asyncio", "os", "random", "secrets", "selectors", "socket", "threading", "time"}
 WORLDLY = {

@@ -12,7 +12,7 @@ from moldau import __version__
 from moldau.cli.settings import settings
 from moldau.settings.option_parser import suggest_names
 
-GROUPS = ("topic", "group", "transaction", "cluster", "broker", "pipeline", "spark", "log", "generate")
+GROUPS = ("topic", "group", "transaction", "cluster", "broker", "pipeline", "outbox", "spark", "log", "generate")
 """The command groups. Each is a package `moldau.cli.<group>` with HELP and COMMANDS. The file `<group>/<command>.py`
 defines the function `<group>_<command>`."""
 

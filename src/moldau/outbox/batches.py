@@ -1,0 +1,231 @@
+"""The relay's side of the database: one batch of rows at a time, recorded before it is sent and deleted after.
+
+The ids of the batch are in `outbox_state`. Ids become visible out of order, so a batch is a set of ids and not a range.
+Each change is one transaction that also checks the relay's epoch: a relay whose successor has begun changes nothing.
+"""
+
+import json
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple
+
+from moldau.outbox.database import Connection, execute, fetch_one
+from moldau.outbox.errors import OutboxError, PostgresUnavailableError
+from moldau.outbox.rows import OrderKey, OutboxRow, Scan, ScanStart, split_rows
+from moldau.outbox.schema import quote
+
+_ROW_COLUMNS = """topic, partition, key, value, headers::text,
+    (extract(epoch FROM created_at) * 1000)::bigint AS timestamp_ms"""
+
+_SESSION_SETTINGS = (
+    # The plan must always follow the primary key; statistics of a queue are always outdated.
+    "SET enable_seqscan = off",
+    "SET jit = off",
+    "SET statement_timeout = 0",
+    "SET lock_timeout = 0",
+    "SET idle_in_transaction_session_timeout = 0",
+    # The server notices within half a minute that the relay's machine is gone, and gives its lock to another relay.
+    "SET tcp_keepalives_idle = 10",
+    "SET tcp_keepalives_interval = 5",
+    "SET tcp_keepalives_count = 3",
+)
+
+
+class RelayState(NamedTuple):
+    outbox_id: str
+    batch: int
+    ids: list[int]
+
+
+class NextBatch(NamedTuple):
+    rows: list[OutboxRow]
+    newly_failed: int
+    """Rows that were moved to the dead-letter table with an error."""
+    newly_waiting: int
+    """Rows that were moved to the dead-letter table, because a row with the same key is there."""
+
+
+class OutboxBatches:
+    """The batches of one relay session."""
+
+    def __init__(self, connection: Connection, schema: str) -> None:
+        self.number = 0
+        """The number of the current batch."""
+        self._connection = connection
+        self._schema = quote(schema)
+        self._lock_name = lock_name(schema)
+        self._epoch = 0
+        self._ids: list[int] = []
+        """The rows of the current batch."""
+        self._requeues = -1
+        self._blocked: set[OrderKey] = set()
+        """Keys of rows in the dead-letter table."""
+        self._start = ScanStart()
+
+    # The session
+
+    async def prepare_session(self) -> None:
+        """Checks the server and sets up the session. Raises OutboxError if the relay cannot work with it."""
+        pid, is_standby, commit = await fetch_one(
+            self._connection, "SELECT pg_backend_pid(), pg_is_in_recovery(), current_setting('synchronous_commit')"
+        )
+        if pid != self._connection.info.backend_pid:
+            raise OutboxError(
+                "there is a connection pooler such as PgBouncer between the relay and Postgres. The relay holds a lock "
+                "of its session: connect it to Postgres directly"
+            )
+        if is_standby:
+            # A standby may become the primary, so the relay waits for that once it has begun.
+            raise PostgresUnavailableError("this server is a standby, and the relay needs the primary")
+        for each in _SESSION_SETTINGS:
+            await execute(self._connection, each)
+        if commit == "off":
+            # A batch must be durable before it is sent; the transactions of its rows then are, too.
+            await execute(self._connection, "SET synchronous_commit = on")
+
+    async def try_lock(self) -> bool:
+        """Takes the lock of the only relay, which ends with the connection."""
+        query = "SELECT pg_try_advisory_lock(hashtextextended(%s, 0))"
+        (is_locked,) = await fetch_one(self._connection, query, (self._lock_name,))
+        return bool(is_locked)
+
+    async def begin(self, relay: str) -> RelayState:
+        """Starts a new epoch and returns the state that the previous relay left."""
+        outbox_id, self.number, self._ids, self._epoch = await fetch_one(
+            self._connection,
+            f"UPDATE {self._schema}.outbox_state SET epoch = epoch + 1, relay = %s, relay_since = clock_timestamp() "
+            "RETURNING outbox_id::text, batch, ids, epoch",
+            (relay,),
+        )
+        return RelayState(outbox_id, self.number, list(self._ids))
+
+    # Batches
+
+    async def has_rows(self) -> bool:
+        """Returns whether any row is visible. This is cheap, because it takes no transaction id."""
+        query = f"SELECT EXISTS (SELECT FROM {self._schema}.outbox WHERE id >= %s)"
+        (found,) = await fetch_one(self._connection, query, (self._start.id,))
+        return bool(found)
+
+    async def read_current(self) -> list[OutboxRow]:
+        """Returns the rows of the current batch, in order."""
+        query = f"SELECT id, {_ROW_COLUMNS} FROM {self._schema}.outbox WHERE id = ANY(%s) ORDER BY id"
+        cursor = await execute(self._connection, query, (self._ids,))
+        return [_to_row(each) for each in await cursor.fetchall()]
+
+    async def next(self, rows_max: int, bytes_max: int) -> NextBatch:
+        """Deletes the rows of the current batch, which Kafka has, and returns those of the next one."""
+        async with self._transaction() as last_id:
+            await self._delete(self._ids)
+            scan = await self._scan(rows_max, bytes_max, last_id)
+            split = split_rows(scan.rows, (), self._blocked)
+            await self._move_to_dead([each.id for each in split.waiting], None)
+            ids = [each.id for each in split.sendable]
+            number = await self._set_current(self.number + 1 if ids else self.number, ids)
+        self.number, self._ids = number, ids
+        self._start.advance(scan)
+        return NextBatch(split.sendable, len(split.failed), len(split.waiting))
+
+    async def replace(self, rows: Sequence[OutboxRow], failures: dict[int, str]) -> NextBatch:
+        """Replaces the current batch, which Kafka does not have, by these of its rows under a new number.
+
+        Rows with an error in `failures` go to the dead-letter table with the later rows of their keys. All other rows
+        of the batch are read again.
+        """
+        async with self._transaction():
+            split = split_rows(rows, failures, self._blocked)
+            for failed in split.failed:
+                await self._move_to_dead([failed.id], failures[failed.id])
+            await self._move_to_dead([each.id for each in split.waiting], None)
+            ids = [each.id for each in split.sendable]
+            number = await self._set_current(self.number + 1, ids)
+        self.number, self._ids = number, ids
+        self._blocked.update(key for each in split.failed if (key := each.order_key) is not None)
+        self._start.reset()
+        return NextBatch(split.sendable, len(split.failed), len(split.waiting))
+
+    async def renumber(self, number: int) -> None:
+        """Gives the current batch another number, because the position in Kafka is that of another history."""
+        async with self._transaction():
+            self.number = await self._set_current(number, self._ids)
+
+    # Statements
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[int]:
+        """Opens a transaction, locks the state and yields the last id of the outbox."""
+        async with self._connection.transaction():
+            cursor = await execute(
+                self._connection,
+                f"SELECT requeues, (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM "
+                f"{self._schema}.outbox_id_seq) FROM {self._schema}.outbox_state WHERE epoch = %s FOR UPDATE",
+                (self._epoch,),
+            )
+            state = await cursor.fetchone()
+            if state is None:
+                raise PostgresUnavailableError("another relay has taken over")
+            requeues, last_id = state
+            if requeues != self._requeues:
+                # Rows may have left the dead-letter table. Who moves them locks the state, too.
+                await self._load_blocked_keys()
+                self._start.reset()
+                self._requeues = requeues
+            yield last_id
+
+    async def _load_blocked_keys(self) -> None:
+        query = f"SELECT DISTINCT topic, key FROM {self._schema}.outbox_dead WHERE key IS NOT NULL"
+        cursor = await execute(self._connection, query)
+        self._blocked = {(topic, key) for topic, key in await cursor.fetchall()}
+
+    async def _delete(self, ids: Sequence[int]) -> None:
+        if ids:
+            query = f"DELETE FROM {self._schema}.outbox WHERE id = ANY(%s)"
+            await execute(self._connection, query, (list(ids),))
+
+    async def _scan(self, rows_max: int, bytes_max: int, last_id: int) -> Scan:
+        query = f"""
+            SELECT pg_snapshot_xmin(s.snapshot)::text::bigint, pg_snapshot_xmax(s.snapshot)::text::bigint,
+                   r.visible, r.id, {_ROW_COLUMNS.replace("headers", "r.headers").replace("created_at", "r.created_at")}
+            FROM (SELECT pg_current_snapshot() AS snapshot) AS s
+            LEFT JOIN (
+                SELECT *, count(*) OVER () AS visible,
+                       sum(coalesce(octet_length(key), 0) + coalesce(octet_length(value), 0)
+                           + coalesce(pg_column_size(headers), 0) + 64)
+                           OVER (ORDER BY id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS bytes_before
+                FROM (SELECT * FROM {self._schema}.outbox WHERE id >= %s ORDER BY id LIMIT %s) AS oldest
+            ) AS r ON r.bytes_before IS NULL OR r.bytes_before < %s
+            ORDER BY r.id"""
+        cursor = await self._connection.cursor(binary=True).execute(
+            query.encode(), (self._start.id, rows_max, bytes_max)
+        )
+        found = await cursor.fetchall()
+        xmin, xmax, visible = found[0][:3]
+        rows = [_to_row(each[3:]) for each in found if each[3] is not None]
+        is_limited = bool(rows) and (visible == rows_max or len(rows) < visible)
+        return Scan(rows, is_limited, last_id, xmin, xmax)
+
+    async def _move_to_dead(self, ids: Iterable[int], error: str | None) -> None:
+        """Moves rows to the dead-letter table; without an error they wait for an earlier row with the same key."""
+        query = f"""
+            WITH moved AS (DELETE FROM {self._schema}.outbox WHERE id = ANY(%s) RETURNING *)
+            INSERT INTO {self._schema}.outbox_dead (id, topic, partition, key, value, headers, created_at, error)
+            SELECT id, topic, partition, key, value, headers, created_at, %s FROM moved"""
+        if moved := list(ids):
+            await execute(self._connection, query, (moved, error))
+
+    async def _set_current(self, number: int, ids: list[int]) -> int:
+        query = f"UPDATE {self._schema}.outbox_state SET batch = %s, ids = %s"
+        await execute(self._connection, query, (number, ids))
+        return number
+
+
+def lock_name(schema: str) -> str:
+    """Returns the text whose hash is the advisory lock of the relay. Advisory locks belong to one database."""
+    return f"moldau outbox {schema}"
+
+
+def _to_row(columns: Sequence[Any]) -> OutboxRow:
+    number, topic, partition, key, value, headers, timestamp_ms = columns
+    return OutboxRow(
+        number, topic, partition, key, value, None if headers is None else json.loads(headers), timestamp_ms
+    )

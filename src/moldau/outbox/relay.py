@@ -1,0 +1,350 @@
+"""The relay: sends the rows of the outbox to Kafka, each exactly once.
+
+One batch is in flight. It is recorded in Postgres, then sent in a Kafka transaction that also commits the number of the
+batch, and then its rows are deleted. After a crash the number in Kafka tells whether the batch was sent:
+
+    Postgres   rows of batch n are recorded          | delete them, record batch n + 1
+    Kafka                         records, position n |
+
+A new relay has the lock of the database and the transactional id of the outbox, which fences an earlier relay and ends
+its transaction, before it reads the position.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from moldau.client.errors import ErrorCode, KafkaError, TransactionAbortableError
+from moldau.client.net.cluster import Cluster
+from moldau.client.producer.producer import Producer, RecordMetadata
+from moldau.concurrency.backoff import Backoff
+from moldau.observe.logging import get_logger
+from moldau.outbox.batches import NextBatch, OutboxBatches, RelayState
+from moldau.outbox.database import check_installed, connect, translate_errors
+from moldau.outbox.errors import PositionMismatchError, PostgresUnavailableError
+from moldau.outbox.position import POSITION_TOPIC, OutboxPosition
+from moldau.outbox.rows import OutboxRow, decode_headers
+from moldau.outbox.schema import DEFAULT_SCHEMA
+
+APPLICATION_NAME = "moldau outbox relay"
+ROWS_MAX = 2_000
+"""Rows in a batch. Consumers with read_committed get a batch when all of it is written."""
+BYTES_MAX = 8 * 1024 * 1024
+"""Bytes in a batch; one larger row is a batch of its own."""
+REQUEST_BYTES_MAX = 32 * 1024 * 1024
+"""The largest record that the relay sends. Topics usually have a lower limit (max.message.bytes)."""
+POLL_MS = 10
+"""How often an idle relay looks for rows."""
+POLL_SHARE_MAX = 0.1
+"""The largest part of the time that an idle relay's queries may take."""
+STANDBY_POLL_MS = 500
+TOPIC_TIMEOUT_MS = 5_000
+"""How long brokers may take to create a missing topic."""
+DELIVERY_TIMEOUT_MS = 30_000
+POSITION_REFRESH_S = 3_600.0
+"""How often the position of an idle outbox is committed again. Brokers forget it after offsets.retention.minutes."""
+RETRY_MS, RETRY_MAX_MS = 100, 5_000
+
+_ROW_ERRORS = frozenset(
+    {
+        ErrorCode.unknown_topic_or_partition,
+        ErrorCode.invalid_topic_exception,
+        ErrorCode.topic_authorization_failed,
+        ErrorCode.message_too_large,
+        ErrorCode.record_list_too_large,
+        ErrorCode.invalid_record,
+        ErrorCode.invalid_timestamp,
+        ErrorCode.corrupt_message,
+        ErrorCode.policy_violation,
+    }
+)
+"""Errors of a row or its topic. They do not pass by themselves, so the row goes to the dead-letter table."""
+
+_log = get_logger("outbox.relay")
+
+
+@dataclass
+class RelayCounts:
+    sent: int = 0
+    dead: int = 0
+    waiting: int = 0
+
+
+class _RowsFailedError(Exception):
+    """These rows cannot be sent, and their transaction was aborted."""
+
+    def __init__(self, failures: dict[int, str]) -> None:
+        super().__init__(f"{len(failures)} rows cannot be sent")
+        self.failures = failures
+
+
+class _BatchRejectedError(Exception):
+    """A broker has refused a row of the batch, and did not say which one."""
+
+
+class Relay:
+    """Relays one outbox until it is told to stop. Failures of Postgres and Kafka are retried once it has begun."""
+
+    def __init__(
+        self,
+        database_url: str,
+        bootstrap: str,
+        *,
+        name: str,
+        schema: str = DEFAULT_SCHEMA,
+        compression: str = "none",
+        poll_ms: int = POLL_MS,
+        resets_position: bool = False,
+        on_begin: Callable[[str], None] = lambda outbox: None,
+        on_standby: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`name` shows who the relay is. With `resets_position`, the relay continues although the position in Kafka
+        does not fit the database, and may send the rows of one batch twice."""
+        self.counts = RelayCounts()
+        self._database_url = database_url
+        self._bootstrap = bootstrap
+        self._name = name
+        self._schema = schema
+        self._compression = compression
+        self._poll_ms = poll_ms
+        self._resets_position = resets_position
+        self._on_begin = on_begin
+        self._on_standby = on_standby
+        self._has_begun = False
+        self._is_standby = False
+
+    async def run(self, stop: "asyncio.Future[int]") -> None:
+        """Relays until `stop` is done. Raises OutboxError or KafkaError if it cannot begin or must not continue."""
+        backoff: Backoff | None = None
+        while not stop.done():
+            cluster = Cluster(self._bootstrap, client_id=APPLICATION_NAME.replace(" ", "-"))
+            if backoff is None:
+                backoff = Backoff(cluster.random, RETRY_MS, RETRY_MAX_MS)
+            session = _Session(self, cluster, stop, backoff)
+            try:
+                with translate_errors():
+                    await session.run()
+            except (PostgresUnavailableError, KafkaError) as error:
+                if not self._has_begun:
+                    raise
+                delay_ms = backoff.next_delay_ms()
+                _log.warning("the relay failed and begins again", error=error, delay_ms=delay_ms)
+                await _wait(stop, delay_ms)
+            finally:
+                await cluster.close()
+
+
+class _Session:
+    """One connection to each of Postgres and Kafka. Any failure ends the session; the next one recovers."""
+
+    def __init__(self, relay: Relay, cluster: Cluster, stop: "asyncio.Future[int]", backoff: Backoff) -> None:
+        self._relay = relay
+        self._cluster = cluster
+        self._stop = stop
+        self._backoff = backoff
+        self._rows_max = ROWS_MAX
+        self._position_s = 0.0
+        """When the position was committed last."""
+        self._batches: OutboxBatches
+        self._producer: Producer
+        self._position: OutboxPosition
+
+    async def run(self) -> None:
+        relay = self._relay
+        async with AsyncExitStack() as stack:
+            connection = await stack.enter_async_context(connect(relay._database_url, APPLICATION_NAME))
+            await check_installed(connection, relay._schema)
+            self._batches = OutboxBatches(connection, relay._schema)
+            await self._batches.prepare_session()
+            if not await self._wait_for_lock():
+                return
+            await self._cluster.start()
+            state = await self._batches.begin(relay._name)
+            name = f"moldau-outbox-{state.outbox_id}"
+            self._position = OutboxPosition(self._cluster, name)
+            await self._position.create_topic()
+            self._producer = Producer(
+                self._cluster,
+                transactional_id=name,
+                compression=relay._compression,
+                linger_ms=0,
+                batch_size=256 * 1024,
+                max_request_size=REQUEST_BYTES_MAX,
+                buffer_memory=2 * REQUEST_BYTES_MAX,
+                delivery_timeout_ms=DELIVERY_TIMEOUT_MS,
+            )
+            # An error in the block leaves the transaction to the next session, which ends it.
+            await stack.enter_async_context(self._producer)
+            await self._recover(state)
+            relay._has_begun = True
+            relay._on_begin(name)
+            self._backoff.reset()
+            await self._relay_rows()
+
+    async def _wait_for_lock(self) -> bool:
+        """Waits until no other relay has the lock. Returns whether this one has it."""
+        while not self._stop.done():
+            if await self._batches.try_lock():
+                self._relay._is_standby = False
+                return True
+            if not self._relay._is_standby:
+                self._relay._is_standby = self._relay._has_begun = True
+                self._relay._on_standby()
+            await _wait(self._stop, STANDBY_POLL_MS)
+        return False
+
+    # Recovery
+
+    async def _recover(self, state: RelayState) -> None:
+        """Finds out whether the last batch was sent, and sends it otherwise."""
+        position = await self._position.read()
+        if state.batch == 0 and position is None:
+            # From here on, a missing position means that Kafka has lost it.
+            await self._commit_position(0)
+            return
+        problem = _find_mismatch(state, position)
+        if problem is not None:
+            if not self._relay._resets_position:
+                raise PositionMismatchError(
+                    f"{problem}, so it is unknown whether rows of the outbox were sent already. If this database was "
+                    "restored or the relay uses another cluster, run the relay once with --reset-position: it sends "
+                    "what is in the outbox, possibly again"
+                )
+            _log.warning("the position is reset and rows may be sent twice", problem=problem)
+            await self._batches.renumber(max(position or 0, state.batch) + 1)
+            await self._commit_position(self._batches.number - 1)
+        elif not state.ids:
+            await self._commit_position(state.batch)
+        self._relay._resets_position = False
+        if state.ids and (problem is not None or position != state.batch):
+            await self._send_current(await self._batches.read_current())
+
+    async def _commit_position(self, batch: int) -> None:
+        async with self._producer.transaction() as transaction:
+            await self._position.send(transaction, batch)
+        self._position_s = asyncio.get_running_loop().time()
+
+    # Sending
+
+    async def _relay_rows(self) -> None:
+        while not self._stop.done():
+            batch = await self._batches.next(self._rows_max, BYTES_MAX)
+            self._count_dead(batch)
+            if batch.rows:
+                await self._send_current(batch.rows)
+            elif batch.newly_waiting == 0:
+                await self._wait_for_rows()
+        # Do not leave a batch whose fate the next relay has to find out.
+        await self._batches.next(0, 0)
+
+    async def _wait_for_rows(self) -> None:
+        loop = asyncio.get_running_loop()
+        while not self._stop.done():
+            began = loop.time()
+            if began - self._position_s > POSITION_REFRESH_S:
+                await self._commit_position(self._batches.number)
+                continue
+            if await self._batches.has_rows():
+                return
+            query_ms = (loop.time() - began) * 1000
+            await _wait(self._stop, max(self._relay._poll_ms, query_ms / POLL_SHARE_MAX))
+
+    async def _send_current(self, rows: Sequence[OutboxRow]) -> None:
+        """Sends the rows of the current batch, without those that cannot be sent."""
+        while rows:
+            try:
+                failures = await self._find_missing_topics(rows)
+                if failures:
+                    raise _RowsFailedError(failures)
+                await self._send(rows)
+                self._rows_max = min(2 * self._rows_max, ROWS_MAX)
+                self._relay.counts.sent += len(rows)
+                return
+            except _RowsFailedError as error:
+                failures = error.failures
+            except _BatchRejectedError as error:
+                # The topics may have changed since the last look.
+                await self._cluster.refresh(list({each.topic for each in rows}))
+                if len(rows) == 1:
+                    failures = {rows[0].id: str(error)}
+                else:
+                    # Halves lead to the row that is refused, whatever the reason is.
+                    self._rows_max = len(rows) // 2
+                    rows, failures = rows[: self._rows_max], {}
+            for row in rows:
+                if row.id in failures:
+                    _log.warning("a row cannot be sent", id=row.id, topic=row.topic, error=failures[row.id])
+            replaced = await self._batches.replace(rows, failures)
+            self._count_dead(replaced)
+            rows = replaced.rows
+
+    def _count_dead(self, batch: NextBatch) -> None:
+        self._relay.counts.dead += batch.newly_failed
+        self._relay.counts.waiting += batch.newly_waiting
+
+    async def _find_missing_topics(self, rows: Iterable[OutboxRow]) -> dict[int, str]:
+        """Returns the errors of rows whose topics do not exist and are not created by the brokers."""
+        errors: dict[str, str] = {}
+        unknown = {each.topic for each in rows} - set(self._cluster.topics)
+        for topic in sorted(unknown):
+            try:
+                await self._cluster.wait_for_topics([topic], timeout_ms=TOPIC_TIMEOUT_MS, create=True)
+                self._cluster.track([topic])
+            except KafkaError as error:
+                if error.code not in _ROW_ERRORS:
+                    raise
+                errors[topic] = str(error)
+        return {each.id: errors[each.topic] for each in rows if each.topic in errors}
+
+    async def _send(self, rows: Iterable[OutboxRow]) -> None:
+        """Sends rows and the number of their batch in one transaction."""
+        failures: dict[int, str] = {}
+        deliveries: list[asyncio.Future[RecordMetadata]] = []
+        try:
+            async with self._producer.transaction() as transaction:
+                for row in rows:
+                    try:
+                        delivery = await self._producer.send(
+                            row.topic,
+                            row.value,
+                            key=row.key,
+                            partition=row.partition,
+                            timestamp_ms=row.timestamp_ms,
+                            headers=decode_headers(row.headers),
+                        )
+                    except ValueError as error:
+                        failures[row.id] = str(error)
+                    except TransactionAbortableError:
+                        raise
+                    except KafkaError as error:
+                        if error.code not in _ROW_ERRORS:
+                            raise
+                        failures[row.id] = str(error)
+                    else:
+                        deliveries.append(delivery)
+                if failures:
+                    raise _RowsFailedError(failures)
+                await self._position.send(transaction, self._batches.number)
+        except TransactionAbortableError as error:
+            if error.code in _ROW_ERRORS and POSITION_TOPIC not in error.message:
+                raise _BatchRejectedError(str(error.cause)) from error
+            raise
+        finally:
+            for delivery in deliveries:
+                if delivery.done() and not delivery.cancelled():
+                    delivery.exception()  # The transaction has the result of all.
+        self._position_s = asyncio.get_running_loop().time()
+
+
+def _find_mismatch(state: RelayState, position: int | None) -> str | None:
+    """Returns why the position does not fit the database; None if it does."""
+    if position is None:
+        return "Kafka has no position of this outbox" if state.ids else None
+    if position > state.batch:
+        return f"Kafka has batch {position} of this outbox, but the database knows only {state.batch}"
+    return None
+
+
+async def _wait(stop: "asyncio.Future[int]", delay_ms: float) -> None:
+    await asyncio.wait([stop], timeout=delay_ms / 1000)
