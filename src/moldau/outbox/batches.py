@@ -101,10 +101,13 @@ class OutboxBatches:
 
     # Batches
 
-    async def has_rows(self) -> bool:
-        """Returns whether any row is visible. This is cheap, because it takes no transaction id."""
-        query = f"SELECT EXISTS (SELECT FROM {self._schema}.outbox WHERE id >= %s)"
-        (found,) = await fetch_one(self._connection, query, (self._start.id,))
+    async def has_work(self) -> bool:
+        """Returns whether rows are visible or have returned. This is cheap, because it takes no transaction id."""
+        query = (
+            f"SELECT EXISTS (SELECT FROM {self._schema}.outbox WHERE id >= %s) "
+            f"OR (SELECT requeues <> %s FROM {self._schema}.outbox_state)"
+        )
+        (found,) = await fetch_one(self._connection, query, (self._start.id, self._requeues))
         return bool(found)
 
     async def read_current(self) -> list[OutboxRow]:

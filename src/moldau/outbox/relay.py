@@ -245,7 +245,7 @@ class _Session:
             if began - self._position_s > POSITION_REFRESH_S:
                 await self._commit_position(self._batches.number)
                 continue
-            if await self._batches.has_rows():
+            if await self._batches.has_work():
                 return
             query_ms = (loop.time() - began) * 1000
             await _wait(self._stop, max(self._relay._poll_ms, query_ms / POLL_SHARE_MAX))
