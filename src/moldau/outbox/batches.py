@@ -4,6 +4,7 @@ The ids of the batch are in `outbox_state`. Ids become visible out of order, so 
 Each change is one transaction that also checks the relay's epoch: a relay whose successor has begun changes nothing.
 """
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -29,6 +30,8 @@ _SESSION_SETTINGS = (
     "SET tcp_keepalives_interval = 5",
     "SET tcp_keepalives_count = 3",
 )
+
+WHOLE_SCAN_S = 60.0
 
 
 class RelayState(NamedTuple):
@@ -61,6 +64,7 @@ class OutboxBatches:
         self._blocked: set[OrderKey] = set()
         """Keys of rows in the dead-letter table."""
         self._start = ScanStart()
+        self._whole_scan_s = asyncio.get_running_loop().time()
 
     # The session
 
@@ -103,6 +107,7 @@ class OutboxBatches:
 
     async def has_work(self) -> bool:
         """Returns whether rows are visible or have returned. This is cheap, because it takes no transaction id."""
+        self._reset_start()
         query = (
             f"SELECT EXISTS (SELECT FROM {self._schema}.outbox WHERE id >= %s) "
             f"OR (SELECT requeues <> %s FROM {self._schema}.outbox_state)"
@@ -118,9 +123,10 @@ class OutboxBatches:
 
     async def next(self, rows_max: int, bytes_max: int) -> NextBatch:
         """Deletes the rows of the current batch, which Kafka has, and returns those of the next one."""
-        async with self._transaction() as last_id:
+        self._reset_start()
+        async with self._transaction() as (last_id, own_xid):
             await self._delete(self._ids)
-            scan = await self._scan(rows_max, bytes_max, last_id)
+            scan = await self._scan(rows_max, bytes_max, last_id, own_xid)
             split = split_rows(scan.rows, (), self._blocked)
             await self._move_to_dead([each.id for each in split.waiting], None)
             ids = [each.id for each in split.sendable]
@@ -128,6 +134,13 @@ class OutboxBatches:
         self.number, self._ids = number, ids
         self._start.advance(scan)
         return NextBatch(split.sendable, len(split.failed), len(split.waiting))
+
+    async def finish(self) -> None:
+        """Deletes the rows of the current batch, which Kafka has, so that no later relay has to ask whether it does."""
+        async with self._transaction():
+            await self._delete(self._ids)
+            await self._set_current(self.number, [])
+        self._ids = []
 
     async def replace(self, rows: Sequence[OutboxRow], failures: dict[int, str]) -> NextBatch:
         """Replaces the current batch, which Kafka does not have, by these of its rows under a new number.
@@ -152,28 +165,40 @@ class OutboxBatches:
         async with self._transaction():
             self.number = await self._set_current(number, self._ids)
 
+    def _reset_start(self) -> None:
+        """Looks at the whole table from time to time, for rows that somebody has inserted with an old id."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._whole_scan_s > WHOLE_SCAN_S:
+            self._whole_scan_s = now_s
+            self._start.reset()
+
     # Statements
 
     @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[int]:
-        """Opens a transaction, locks the state and yields the last id of the outbox."""
+    async def _transaction(self) -> AsyncIterator[tuple[int, int]]:
+        """Opens a transaction, locks the state and yields the last id of the outbox and the own transaction id."""
         async with self._connection.transaction():
+            # In this order: see Scan.
+            (last_id,) = await fetch_one(
+                self._connection,
+                f"SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM {self._schema}.outbox_id_seq",
+            )
             cursor = await execute(
                 self._connection,
-                f"SELECT requeues, (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM "
-                f"{self._schema}.outbox_id_seq) FROM {self._schema}.outbox_state WHERE epoch = %s FOR UPDATE",
+                f"SELECT requeues, pg_current_xact_id()::text::bigint FROM {self._schema}.outbox_state "
+                "WHERE epoch = %s FOR UPDATE",
                 (self._epoch,),
             )
             state = await cursor.fetchone()
             if state is None:
                 raise PostgresUnavailableError("another relay has taken over")
-            requeues, last_id = state
+            requeues, own_xid = state
             if requeues != self._requeues:
                 # Rows may have left the dead-letter table. Who moves them locks the state, too.
                 await self._load_blocked_keys()
                 self._start.reset()
                 self._requeues = requeues
-            yield last_id
+            yield last_id, own_xid
 
     async def _load_blocked_keys(self) -> None:
         query = f"SELECT DISTINCT topic, key FROM {self._schema}.outbox_dead WHERE key IS NOT NULL"
@@ -185,11 +210,10 @@ class OutboxBatches:
             query = f"DELETE FROM {self._schema}.outbox WHERE id = ANY(%s)"
             await execute(self._connection, query, (list(ids),))
 
-    async def _scan(self, rows_max: int, bytes_max: int, last_id: int) -> Scan:
+    async def _scan(self, rows_max: int, bytes_max: int, last_id: int, own_xid: int) -> Scan:
         query = f"""
-            SELECT pg_snapshot_xmin(s.snapshot)::text::bigint, pg_snapshot_xmax(s.snapshot)::text::bigint,
-                   r.visible, r.id, {_ROW_COLUMNS.replace("headers", "r.headers").replace("created_at", "r.created_at")}
-            FROM (SELECT pg_current_snapshot() AS snapshot) AS s
+            SELECT s.xmin, r.visible, r.id, {_ROW_COLUMNS}
+            FROM (SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint AS xmin) AS s
             LEFT JOIN (
                 SELECT *, count(*) OVER () AS visible,
                        sum(coalesce(octet_length(key), 0) + coalesce(octet_length(value), 0)
@@ -202,10 +226,10 @@ class OutboxBatches:
             query.encode(), (self._start.id, rows_max, bytes_max)
         )
         found = await cursor.fetchall()
-        xmin, xmax, visible = found[0][:3]
-        rows = [_to_row(each[3:]) for each in found if each[3] is not None]
+        xmin, visible = found[0][:2]
+        rows = [_to_row(each[2:]) for each in found if each[2] is not None]
         is_limited = bool(rows) and (visible == rows_max or len(rows) < visible)
-        return Scan(rows, is_limited, last_id, xmin, xmax)
+        return Scan(rows, is_limited, last_id, own_xid, xmin)
 
     async def _move_to_dead(self, ids: Iterable[int], error: str | None) -> None:
         """Moves rows to the dead-letter table; without an error they wait for an earlier row with the same key."""

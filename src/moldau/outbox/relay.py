@@ -235,8 +235,7 @@ class _Session:
                 await self._send_current(batch.rows)
             elif batch.newly_waiting == 0:
                 await self._wait_for_rows()
-        # Do not leave a batch whose fate the next relay has to find out.
-        await self._batches.next(0, 0)
+        await self._batches.finish()
 
     async def _wait_for_rows(self) -> None:
         loop = asyncio.get_running_loop()

@@ -79,26 +79,27 @@ class Scan(NamedTuple):
     rows: Sequence[OutboxRow]
     is_limited: bool
     """Whether more rows are visible after the last one."""
-    last_id_before: int
-    """The last id that was given to any row before the scan's snapshot."""
+    last_id: int
+    """The last id that was given to any row, read before `own_xid` was assigned."""
+    own_xid: int
+    """The transaction of the scan. Later transactions have only ids after `last_id`, because a transaction has its own
+    id before it takes one for a row. The snapshot's xmax would not do: there are open transactions beyond it."""
     snapshot_xmin: int
     """Every transaction below has ended."""
-    snapshot_xmax: int
-    """Every transaction from here on started after the snapshot."""
 
 
 class ScanStart:
     """The first id that a scan has to look at.
 
     Ids become visible out of order, so a scan cannot continue after the last row that was sent. But when all
-    transactions of an earlier snapshot have ended, no id from before that snapshot can appear any more. Without this,
-    each scan would read the index entries of all deleted rows that Postgres cannot clean up yet.
+    transactions of an earlier time have ended, no id from before that time can appear any more. Without this, each
+    scan would read the index entries of all deleted rows that Postgres cannot clean up yet.
     """
 
     def __init__(self) -> None:
         self.id = 0
         self._boundary: tuple[int, int] | None = None
-        """The last id before an earlier snapshot, and the transaction below which all must end."""
+        """The last id at an earlier time, and the transaction below which all must end."""
 
     def reset(self) -> None:
         """Starts at the beginning again, because rows with old ids have returned."""
@@ -106,8 +107,7 @@ class ScanStart:
         self._boundary = None
 
     def advance(self, scan: Scan) -> None:
-        """Records a scan whose rows are all taken. A row's transaction id is assigned before its id, so transactions
-        from `snapshot_xmax` on have only ids after `last_id_before`."""
+        """Records a scan whose rows are all taken."""
         if self._boundary is not None:
             last_id, xid = self._boundary
             if scan.snapshot_xmin < xid:
@@ -115,4 +115,4 @@ class ScanStart:
             if scan.is_limited and scan.rows:
                 last_id = min(last_id, scan.rows[-1].id)
             self.id = max(self.id, last_id + 1)
-        self._boundary = (scan.last_id_before, scan.snapshot_xmax)
+        self._boundary = (scan.last_id, scan.own_xid)
