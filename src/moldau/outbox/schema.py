@@ -202,9 +202,9 @@ def quote(name: str) -> str:
 
 
 def literal(text: str) -> str:
-    """Returns a text as an SQL literal."""
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"E'{escaped}'" if "\\" in escaped else f"'{escaped}'"
+    """Returns a text as an SQL literal, for any value of standard_conforming_strings."""
+    quoted = "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
+    return f"E{quoted}" if "\\" in text else quoted
 
 
 def install_sql(
