@@ -295,6 +295,15 @@ PROOFS_ALL = [
         sample="20 kills",
     ),
     Proof(
+        "outbox-kills",
+        "16 writers with random rollbacks, savepoints and long transactions, on each of two versions of Postgres, while "
+        "the relay of the outbox is killed with SIGKILL 50 times, and in another run Postgres, the node and both are "
+        "killed: consumers with read_committed get every committed event exactly once, in the order of its key.",
+        ("-m", "pytest", "-s", "tests/outbox/test_kills.py"),
+        {"MOLDAU_OUTBOX_KILLS": "50"},
+        sample="3 kills",
+    ),
+    Proof(
         "spark-kills",
         "Streaming queries from a topic to a topic, Parquet and Delta while driver, worker and broker are killed with "
         "SIGKILL in turn, 50 times: Parquet, Delta and, for readers with read_committed, the topic have every row "

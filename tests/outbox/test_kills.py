@@ -82,7 +82,7 @@ def test_every_committed_event_is_sent_once_when_the_relay_is_killed(
     check_events(read_topics(node.bootstrap), ledger)
     assert ledger
     assert writers.rollbacks
-    print(f"{KILLS} kills, {interrupted} of them with a batch under way, {len(ledger)} events")
+    print(f"\n{KILLS} kills, {interrupted} of them with a batch under way, {len(ledger)} events")
     if KILLS >= KILLS_FOR_EVERY_CASE:
         assert interrupted
 
