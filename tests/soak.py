@@ -296,8 +296,8 @@ PROOFS_ALL = [
     ),
     Proof(
         "outbox-kills",
-        "16 writers with random rollbacks, savepoints and long transactions, on each of two versions of Postgres, while "
-        "the relay of the outbox is killed with SIGKILL 50 times, and in another run Postgres, the node and both are "
+        "16 writers with random rollbacks, savepoints and long transactions, on each of two versions of Postgres. The "
+        "relay of the outbox is killed with SIGKILL 50 times, and in another run Postgres, the node and then both are "
         "killed: consumers with read_committed get every committed event exactly once, in the order of its key.",
         ("-m", "pytest", "-s", "tests/outbox/test_kills.py"),
         {"MOLDAU_OUTBOX_KILLS": "50"},

@@ -39,6 +39,7 @@ POLL_MS = 10
 POLL_SHARE_MAX = 0.1
 """The largest part of the time that an idle relay's queries may take."""
 STANDBY_POLL_MS = 500
+CONNECT_TIMEOUT_MS = 10_000
 TOPIC_TIMEOUT_MS = 5_000
 """How long brokers may take to create a missing topic."""
 DELIVERY_TIMEOUT_MS = 30_000
@@ -68,7 +69,7 @@ _log = get_logger("outbox.relay")
 class RelayCounts:
     sent: int = 0
     dead: int = 0
-    waiting: int = 0
+    """Rows that were moved to the dead-letter table, with those that wait there."""
 
 
 class _RowsFailedError(Exception):
@@ -159,7 +160,7 @@ class _Session:
             await self._batches.prepare_session()
             if not await self._wait_for_lock():
                 return
-            await self._cluster.start()
+            await self._connect_to_kafka()
             state = await self._batches.begin(relay._name)
             name = f"moldau-outbox-{state.outbox_id}"
             self._position = OutboxPosition(self._cluster, name)
@@ -181,6 +182,17 @@ class _Session:
             relay._on_begin(name)
             self._backoff.reset()
             await self._relay_rows()
+
+    async def _connect_to_kafka(self) -> None:
+        """Connects. A cluster that was started just before the relay needs a moment."""
+        retry = self._cluster.retry(CONNECT_TIMEOUT_MS)
+        while True:
+            try:
+                await self._cluster.refresh()
+                break
+            except KafkaError as error:
+                await retry.wait_or_raise(error)
+        await self._cluster.start()
 
     async def _wait_for_lock(self) -> bool:
         """Waits until no other relay has the lock. Returns whether this one has it."""
@@ -279,8 +291,7 @@ class _Session:
             rows = replaced.rows
 
     def _count_dead(self, batch: NextBatch) -> None:
-        self._relay.counts.dead += batch.newly_failed
-        self._relay.counts.waiting += batch.newly_waiting
+        self._relay.counts.dead += batch.newly_failed + batch.newly_waiting
 
     async def _find_missing_topics(self, rows: Iterable[OutboxRow]) -> dict[int, str]:
         """Returns the errors of rows whose topics do not exist and are not created by the brokers."""

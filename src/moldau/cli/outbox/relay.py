@@ -64,6 +64,7 @@ def outbox_relay(
         )
         with stop_signal() as stop:
             await relay.run(stop)
-        print_notice(f"The relay has stopped. It sent {pluralize(relay.counts.sent, 'event')}.")
+        dead = f", {relay.counts.dead:,} became dead letters" if relay.counts.dead else ""
+        print_notice(f"The relay has stopped. It sent {pluralize(relay.counts.sent, 'event')}{dead}.")
 
     run_outbox(run(), bootstrap)
