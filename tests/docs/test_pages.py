@@ -15,6 +15,7 @@ from docs.pages import DEFAULT_BOOTSTRAP, PROJECT, TIMEOUT_S, blocks, environmen
 from moldau.cli.commands import GROUPS, app
 from moldau.client import Admin, Consumer, Producer, TopicPartition
 from moldau.testing import Broker
+from support.postgres import PostgresServer
 
 COMMAND = [sys.executable, "-m", "moldau"]
 NOT_RUN = {
@@ -299,6 +300,15 @@ def test_the_example_of_lag_runs(tmp_path: Path) -> None:
     assert "billing: 70 records behind" in output
     assert '"lag_records": 70' in output
     assert 'kafka_consumergroup_lag{consumergroup="billing",topic="orders",partition="0"} 70' in output
+
+
+def test_the_example_of_the_outbox_runs(tmp_path: Path, postgres: PostgresServer) -> None:
+    bootstrap = f"127.0.0.1:{free_ports(1)}"
+    script = blocks("docs/outbox.md", "sh")[0].replace("postgresql://localhost/shop", postgres.url)
+    output = run_shell(script, tmp_path, bootstrap, MOLDAU_LISTEN=bootstrap)
+    assert "backlog           1 row, the oldest for " in output
+    assert '{"amount": 17}' in output
+    assert "The relay has stopped. It sent 1 event." in output
 
 
 def test_the_example_of_the_simulator_runs(tmp_path: Path) -> None:
