@@ -2,12 +2,14 @@
 
 import asyncio
 import time
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
 from moldau.client import Admin, Consumer, ConsumerRecord, TopicPartition
+from support.broker_process import BrokerProcess
 from support.outbox import RelayProcess, backlog, install, moldau, wait_until, wait_until_sent
 from support.topics import Topics, unique
 
@@ -146,6 +148,28 @@ async def raise_limit(bootstrap: str, topic: str) -> None:
         await admin.alter_topic_configs(topic, {"max.message.bytes": "100000"})
 
 
+def test_an_event_of_a_missing_topic_is_sent_when_the_topic_exists(
+    outbox: str, tmp_path: Path, only_moldau: None
+) -> None:
+    with BrokerProcess(tmp_path / "data", "--no-auto-create-topics-enable") as node:
+        known = Topics(node.bootstrap).create()
+        missing = unique()
+        produce(outbox, (missing, "k", "1"), (known, "k", "2"), (missing, "k", "3"))
+        with RelayProcess(outbox, node.bootstrap, tmp_path / "relay.out"):
+            assert values(node.bootstrap, known, 1) == [b"2"]
+            (first, error), (second, waits) = dead(outbox)
+            assert (first, second, waits) == (1, 3, None)
+            assert "UNKNOWN_TOPIC_OR_PARTITION" in error
+            asyncio.run(create(node.bootstrap, missing))
+            assert moldau("outbox", "retry", outbox, "1").stdout == "2 events returned to the outbox.\n"
+            assert values(node.bootstrap, missing, 2) == [b"1", b"3"]
+
+
+async def create(bootstrap: str, topic: str) -> None:
+    async with Admin(bootstrap) as admin:
+        await admin.create_topic(topic)
+
+
 def test_a_discarded_event_lets_its_key_go_on(outbox: str, relay: RelayProcess, bootstrap: str) -> None:
     topic = Topics(bootstrap).create(max_message_bytes=1000)
     failed, *_ = produce(outbox, (topic, "k", "x" * 5000), (topic, "k", "1"), (topic, "k", "2"))
@@ -155,7 +179,7 @@ def test_a_discarded_event_lets_its_key_go_on(outbox: str, relay: RelayProcess, 
     assert values(bootstrap, topic, 2) == [b"1", b"2"]
 
 
-def test_another_relay_waits_and_takes_over(outbox: str, relay: RelayProcess, bootstrap: str, tmp_path: Any) -> None:
+def test_another_relay_waits_and_takes_over(outbox: str, relay: RelayProcess, bootstrap: str, tmp_path: Path) -> None:
     topic = unique()
     relay.start()
     relay.wait_for_output("The relay is running")
@@ -210,7 +234,7 @@ def test_a_recorded_batch_is_sent_if_kafka_does_not_have_it(
     wait_until_sent(outbox, relay)
 
 
-def test_a_role_with_rights_runs_the_relay(outbox: str, bootstrap: str, tmp_path: Any) -> None:
+def test_a_role_with_rights_runs_the_relay(outbox: str, bootstrap: str, tmp_path: Path) -> None:
     role, topic = unique("relay").replace("-", "_"), unique()
     with psycopg.connect(outbox, autocommit=True) as connection:
         connection.execute(f'CREATE ROLE "{role}" LOGIN'.encode())
