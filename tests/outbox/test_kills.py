@@ -3,20 +3,20 @@ SIGKILL: consumers with read_committed get every committed event exactly once an
 MOLDAU_OUTBOX_KILLS sets the number of kills of the relay (3)."""
 
 import os
-import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from support.broker_process import BrokerProcess
 from support.outbox import (
     RelayProcess,
     Writers,
+    batch_state,
     check_events,
     install,
+    kill_relays,
     read_ledger,
     read_topics,
     wait_until,
@@ -29,8 +29,6 @@ pytestmark = pytest.mark.clients
 KILLS = int(os.environ.get("MOLDAU_OUTBOX_KILLS", "3"))
 SEED = int(os.environ.get("MOLDAU_SEED", "1"))
 SERVERS = find_servers()
-KILLS_FOR_EVERY_CASE = 20
-"""From this number of kills on, some must have hit a batch between its record in Postgres and its end."""
 
 
 @pytest.fixture
@@ -47,44 +45,10 @@ def server(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
         yield started
 
 
-def batch_state(url: str) -> tuple[int, int]:
-    """Returns the number of the last recorded batch, and how many rows of it Postgres has."""
-    with psycopg.connect(url) as connection:
-        row = connection.execute("SELECT batch, cardinality(ids) FROM moldau.outbox_state").fetchone()
-    assert row is not None
-    return row[0], row[1]
-
-
 def test_every_committed_event_is_sent_once_when_the_relay_is_killed(
     node: BrokerProcess, server: PostgresServer, tmp_path: Path
 ) -> None:
-    chance = random.Random(SEED)
-    install(server.url)
-    relay = RelayProcess(server.url, node.bootstrap, tmp_path / "relay.out")
-    interrupted = 0
-    with Writers(server.url, seed=SEED) as writers, relay:
-        for number in range(KILLS):
-            begun, _ = batch_state(server.url)
-            batches = chance.randint(1, 20)
-            wait_until(lambda: batch_state(server.url)[0] >= begun + batches, relay.output)  # noqa: B023
-            time.sleep(chance.uniform(0, 0.03))
-            relay.kill()
-            interrupted += batch_state(server.url)[1] > 0
-            if number % 5 == 4:
-                # Kill the next one while it starts, perhaps during recovery.
-                relay.start()
-                time.sleep(chance.uniform(0.3, 1.5))
-                relay.kill()
-            relay.start()
-        writers.stop()
-        wait_until_sent(server.url, relay)
-    ledger = read_ledger(server.url)
-    check_events(read_topics(node.bootstrap), ledger)
-    assert ledger
-    assert writers.rollbacks
-    print(f"\n{KILLS} kills, {interrupted} of them with a batch under way, {len(ledger)} events")
-    if KILLS >= KILLS_FOR_EVERY_CASE:
-        assert interrupted
+    kill_relays(server.url, node.bootstrap, tmp_path / "relay.out", KILLS, SEED)
 
 
 def test_every_committed_event_is_sent_once_when_postgres_and_the_node_are_killed(

@@ -20,6 +20,8 @@ from support.broker_process import clean_environment
 TOPICS = ("orders", "payments")
 KEYS = 12
 DEADLINE_S = 120.0
+KILLS_FOR_EVERY_CASE = 20
+"""From this number of kills on, some must have hit a batch between its record in Postgres and its end."""
 
 TABLES = """
 CREATE TABLE account (key integer PRIMARY KEY, version integer NOT NULL DEFAULT 0);
@@ -244,3 +246,41 @@ def backlog(url: str) -> int:
 
 def wait_until_sent(url: str, relay: RelayProcess) -> None:
     wait_until(lambda: backlog(url) == 0, lambda: f"{backlog(url)} rows are left: {relay.output()[-3000:]}")
+
+
+def batch_state(url: str) -> tuple[int, int]:
+    """Returns the number of the last recorded batch, and how many rows of it Postgres has."""
+    with psycopg.connect(url) as connection:
+        row = connection.execute("SELECT batch, cardinality(ids) FROM moldau.outbox_state").fetchone()
+    assert row is not None
+    return row[0], row[1]
+
+
+def kill_relays(url: str, bootstrap: str, log_path: Path, kills: int, seed: int) -> None:
+    """Kills the relay again and again under load, and asserts that every committed event is sent exactly once."""
+    chance = random.Random(seed)
+    install(url)
+    relay = RelayProcess(url, bootstrap, log_path)
+    interrupted = 0
+    with Writers(url, seed=seed) as writers, relay:
+        for number in range(kills):
+            target = batch_state(url)[0] + chance.randint(1, 20)
+            wait_until(lambda: batch_state(url)[0] >= target, relay.output)  # noqa: B023
+            time.sleep(chance.uniform(0, 0.03))
+            relay.kill()
+            interrupted += batch_state(url)[1] > 0
+            if number % 5 == 4:
+                # Kill the next one while it starts, perhaps during recovery.
+                relay.start()
+                time.sleep(chance.uniform(0.3, 1.5))
+                relay.kill()
+            relay.start()
+        writers.stop()
+        wait_until_sent(url, relay)
+    ledger = read_ledger(url)
+    check_events(read_topics(bootstrap), ledger)
+    assert ledger
+    assert writers.rollbacks
+    print(f"\n{kills} kills, {interrupted} of them with a batch under way, {len(ledger)} events")
+    if kills >= KILLS_FOR_EVERY_CASE:
+        assert interrupted

@@ -36,7 +36,7 @@ REQUEST_BYTES_MAX = 32 * 1024 * 1024
 """The largest record that the relay sends. Topics usually have a lower limit (max.message.bytes)."""
 POLL_MS = 10
 """How often an idle relay looks for rows."""
-POLL_SHARE_MAX = 0.1
+POLL_SHARE_MAX = 0.25
 """The largest part of the time that an idle relay's queries may take."""
 STANDBY_POLL_MS = 500
 CONNECT_TIMEOUT_MS = 10_000
