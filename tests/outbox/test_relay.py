@@ -1,6 +1,7 @@
 """`moldau outbox relay`: what consumers get, dead letters, standby relays, and the position in Kafka."""
 
 import asyncio
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -251,3 +252,17 @@ def test_a_role_with_rights_runs_the_relay(outbox: str, bootstrap: str, tmp_path
                 wait_until_sent(outbox, relay)
         finally:
             connection.execute(f'DROP OWNED BY "{role}"; DROP ROLE "{role}"'.encode())
+
+
+def test_the_status_shows_backlog_and_relay_as_json(outbox: str, relay: RelayProcess, bootstrap: str) -> None:
+    produce(outbox, ("status", "k", "1"), ("status", "k", "2"))
+    time.sleep(0.2)
+    before = json.loads(moldau("outbox", "status", outbox, "--json").stdout)
+    assert (before["backlog_rows"], before["failed_rows"], before["relay"]) == (2, 0, None)
+    assert before["backlog_seconds"] >= 0.2
+    relay.start()
+    wait_until_sent(outbox, relay)
+    after = json.loads(moldau("outbox", "status", outbox, "--json").stdout)
+    assert (after["backlog_rows"], after["backlog_seconds"], after["standbys"]) == (0, 0, 0)
+    assert relay.process is not None
+    assert after["relay"]["name"].endswith(f":{relay.process.pid}")
