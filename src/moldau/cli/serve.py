@@ -11,12 +11,13 @@ import shutil
 import socket
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 from moldau.errors import InvalidConfigError, MoldauError
 from moldau.settings.broker import SECTIONS, START_HERE, BrokerSettings, broker_aliases, broker_definitions
 from moldau.settings.option_parser import did_you_mean
+from moldau.settings.postgres_url import split_password
 from moldau.settings.registry import ConfigType, SettingDefinition
 from moldau.settings.sources import build_settings, flag_name
 from moldau.settings.values import format_value
@@ -38,6 +39,7 @@ Runs a node until it is stopped (Ctrl-C, SIGTERM).
 
   moldau serve                                       local connections only, data in ./moldau-data
   moldau serve --store memory --listen 127.0.0.1:0   in memory, on a free port
+  moldau serve --store postgresql://localhost/postgres   all data in a Postgres database
   moldau serve --listen 0.0.0.0:9092 --advertised-listeners my-host:9092
   moldau serve --http-port 8001                      with the HTTP API
 
@@ -54,6 +56,7 @@ def serve(arguments: Sequence[str]) -> int:
             sys.stdout.write(serve_help())
             return 0
         settings = build_settings(file=flags.config, environment=os.environ, flags=flags.settings)
+        _warn_of_visible_password(flags.settings)
         settings = dataclasses.replace(settings, data_dir=os.path.abspath(settings.data_dir))
         # This import takes long, so wrong flags are reported before it.
         from moldau.cli.serve_node import run
@@ -67,6 +70,14 @@ def serve(arguments: Sequence[str]) -> int:
     except MoldauError as error:
         return _print_error(str(error), EXIT_FAILURE)
     return 0
+
+
+def _warn_of_visible_password(flags: Mapping[str, str]) -> None:
+    if flags.get("postgres.password") or split_password(flags.get("store", ""))[1]:
+        sys.stderr.write(
+            "moldau: other users of this machine can see the password in the list of processes: set it with "
+            "MOLDAU_POSTGRES_PASSWORD, PGPASSWORD or in ~/.pgpass instead\n"
+        )
 
 
 def _describe_os_error(error: OSError, settings: BrokerSettings) -> str:

@@ -75,7 +75,7 @@ async def _start_unless_stopped(node: Node, stop: asyncio.Event) -> bool:
 
 
 def ready_line(addresses: list[str], settings: BrokerSettings, http_address: str | None = None) -> str:
-    storage = f"data in {settings.data_dir}" if settings.store == "files" else "data in memory only"
+    storage = "data in memory only" if settings.store == "memory" else f"data in {settings.log_dir}"
     http = "" if http_address is None else f"HTTP on http://{http_address}, "
     return (
         f"Moldau is ready on {', '.join(addresses)}, {http}{storage}. "

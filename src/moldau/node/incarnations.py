@@ -8,7 +8,7 @@ from uuid import UUID
 
 from moldau.errors import StorageError
 from moldau.observe.logging import get_logger
-from moldau.platform.disk import Disk, read_small_file
+from moldau.platform.disk import SmallFiles, read_small_file
 
 FILE_NAME = "incarnations"
 INCARNATIONS_MAX = 100
@@ -18,7 +18,7 @@ log = get_logger(__name__)
 
 
 class IncarnationStore:
-    def __init__(self, disk: Disk, directory: str) -> None:
+    def __init__(self, disk: SmallFiles, directory: str) -> None:
         self._disk = disk
         self._path = f"{directory}/{FILE_NAME}"
 

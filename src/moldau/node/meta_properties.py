@@ -6,8 +6,7 @@ from uuid import UUID
 
 from moldau.controller.ids import Randomness, random_uuid
 from moldau.errors import StorageError
-from moldau.platform import Platform
-from moldau.platform.disk import read_small_file
+from moldau.platform.disk import SmallFiles, read_small_file
 from moldau.settings.broker import BrokerSettings
 
 FILE_NAME = "meta.properties"
@@ -20,30 +19,31 @@ class MetaProperties:
     directory_id: UUID
 
 
-async def load_or_create(platform: Platform, settings: BrokerSettings) -> MetaProperties:
-    """Loads the file, or creates it at the first start. A node that stores nothing on disk gets new ids.
+async def load_or_create(files: SmallFiles, random: Randomness, settings: BrokerSettings) -> MetaProperties:
+    """Loads the file, or creates it at the first start. A node that stores nothing gets new ids.
 
     Raises StorageError if the file belongs to another node or cluster.
     """
-    directory, disk = settings.data_dir, platform.disk
+    directory = settings.log_dir
+    other = "postgres.schema" if settings.uses_postgres else "data.dir"
     path = f"{directory}/{FILE_NAME}"
-    data = None if settings.store == "memory" else read_small_file(disk, path)
+    data = None if settings.store == "memory" else read_small_file(files, path)
     if data is None:
-        cluster_id = settings.cluster_id or new_cluster_id(platform.random)
-        properties = MetaProperties(cluster_id, settings.node_id, random_uuid(platform.random))
+        cluster_id = settings.cluster_id or new_cluster_id(random)
+        properties = MetaProperties(cluster_id, settings.node_id, random_uuid(random))
         if settings.store != "memory":
-            await disk.replace(path, _to_properties(properties))
+            await files.replace(path, _to_properties(properties))
         return properties
     properties = _from_properties(data, path)
     if properties.node_id != settings.node_id:
         raise StorageError(
             f"{directory} belongs to node {properties.node_id}, not to node {settings.node_id}: "
-            f"start with node.id={properties.node_id}, or with another data.dir"
+            f"start with node.id={properties.node_id}, or with another {other}"
         )
     if settings.cluster_id and properties.cluster_id != settings.cluster_id:
         raise StorageError(
             f"{directory} belongs to the cluster {properties.cluster_id}, not {settings.cluster_id}: "
-            f"remove the setting cluster.id, or use another data.dir"
+            f"remove the setting cluster.id, or use another {other}"
         )
     return properties
 

@@ -1,7 +1,7 @@
 """A node: creates its components, starts them in order, and closes them in reverse order."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING
@@ -33,6 +33,7 @@ from moldau.partitions.log_maintenance import LogMaintenance
 from moldau.partitions.replica_manager import ReplicaManager
 from moldau.peers.client import Connect, PeerClient, publish_broker_endpoints
 from moldau.platform import Platform
+from moldau.platform.disk import SmallFiles
 from moldau.raft.kafka_network_channel import KafkaNetworkChannel
 from moldau.raft.messages import NO_LEADER
 from moldau.raft.quorum_config import QuorumConfig
@@ -82,7 +83,7 @@ class Node:
         self._platform = platform
         self._broker_settings = settings
         self._settings = EffectiveSettings(settings)
-        self._store = _make_store(platform, settings)
+        self._store, self._open_files = _make_store(platform, settings)
         self._on_fatal = on_fatal
         self._limits = self._make_limits()
         # A separate listener for other nodes has its own limits, so that load from clients does not affect other nodes.
@@ -133,11 +134,12 @@ class Node:
         self._warn_of_unusable_batch_size()
         await self._store.start()
         self._exit_stack.push_async_callback(self._close_store)
+        self._files = await self._open_files()
         if not self._store.had_clean_shutdown and self._store.list_logs():
             log.warning("unclean shutdown: recovering logs and truncating incomplete batches")
         self.addresses = advertised_endpoints(await self._bind(), self._broker_settings.advertised)
         await self._bind_http()
-        meta = await load_or_create(self._platform, self._broker_settings)
+        meta = await load_or_create(self._files, self._platform.random, self._broker_settings)
         await self._create_components(meta)
         self._exit_stack.push_async_callback(self._close_listeners)
         # From now on other nodes can connect. Clients are served only after this broker is unfenced.
@@ -194,7 +196,7 @@ class Node:
         if self._broker_settings.store == "memory":
             await self._lifecycle.start()
             return
-        incarnations = IncarnationStore(self._platform.disk, self._broker_settings.data_dir)
+        incarnations = IncarnationStore(self._files, self._broker_settings.log_dir)
         previous_incarnations = await incarnations.add(self._incarnation_id)
         node_id = self._broker_settings.node_id
         registered = self._metadata.image.brokers.get(node_id)
@@ -361,17 +363,17 @@ class Node:
     async def _create_raft_client(self, meta: MetaProperties) -> RaftClient:
         broker_settings, metadata = self._broker_settings, self._metadata
         metadata_log = await open_metadata_log(self._store)
-        directory = f"{broker_settings.data_dir}/{METADATA_LOG}"
+        directory = f"{broker_settings.log_dir}/{METADATA_LOG}"
         in_memory = broker_settings.store == "memory"
         bootstrap = bootstrap_servers(broker_settings)
         state_store: QuorumStateStore = MemoryQuorumStateStore()
         if not in_memory:
-            state_store = FileQuorumStateStore(self._platform.disk, directory, meta.cluster_id)
+            state_store = FileQuorumStateStore(self._files, directory, meta.cluster_id)
             if metadata_log.end_offset == 0:
                 await state_store.create_if_missing()
         return RaftClient(
             broker_settings.node_id,
-            # A node without a disk has no directory id, so it cannot be added to the voters.
+            # A node that stores nothing has no directory id, so it cannot be added to the voters.
             None if in_memory else meta.directory_id,
             metadata_log,
             state_store,
@@ -387,7 +389,7 @@ class Node:
                 own_addresses=[(each.host, each.port) for each in self.addresses],
                 on_rejected=self._fail,
             ),
-            snapshots=MemorySnapshotStore() if in_memory else FileSnapshotStore(self._platform.disk, directory),
+            snapshots=MemorySnapshotStore() if in_memory else FileSnapshotStore(self._files, directory),
             config=QuorumConfig(
                 fetch_timeout_ms=broker_settings.quorum_fetch_timeout_ms,
                 election_timeout_ms=broker_settings.quorum_election_timeout_ms,
@@ -519,14 +521,26 @@ class Node:
                 self._on_fatal(error)
 
 
-def _make_store(platform: Platform, settings: BrokerSettings) -> LogStore:
-    # Import only the store that is used, so that a broker in a test starts sooner.
+def _make_store(platform: Platform, settings: BrokerSettings) -> tuple[LogStore, Callable[[], Awaitable[SmallFiles]]]:
+    """Returns the store of the logs, and a function that returns the small files of the node when the store has
+    started."""
+
+    async def files_on_disk() -> SmallFiles:
+        return platform.disk
+
+    # Import only the store that is used, so that a broker starts sooner.
+    producer_expiration_ms = settings.producer_id_expiration_ms
     if settings.store == "memory":
         from moldau.logs.memory import MemoryLogStore
 
-        return MemoryLogStore(settings.producer_id_expiration_ms)
+        return MemoryLogStore(producer_expiration_ms), files_on_disk
+    if settings.uses_postgres:
+        from moldau.node.postgres_store import make_postgres_store
+
+        return make_postgres_store(platform, settings)
     from moldau.logs.files.store import FileLogStore
 
-    return FileLogStore(
-        platform.disk, settings.data_dir, platform.clock, producer_expiration_ms=settings.producer_id_expiration_ms
+    store = FileLogStore(
+        platform.disk, settings.data_dir, platform.clock, producer_expiration_ms=producer_expiration_ms
     )
+    return store, files_on_disk

@@ -12,6 +12,15 @@ from moldau.metrics.histogram import DurationHistogram
 Buffer = bytes | bytearray | memoryview
 
 
+class ReadableFile(Protocol):
+    @property
+    def size(self) -> int: ...
+
+    def read(self, position: int, size: int) -> bytes: ...
+
+    def close(self) -> None: ...
+
+
 class File(Protocol):
     """An open file. Writes always append; reads can start at any position.
 
@@ -57,6 +66,27 @@ class File(Protocol):
     def close(self) -> None: ...
 
 
+class SmallFiles(Protocol):
+    """The part of a disk that suffices for small files, which are only replaced as a whole.
+
+    A disk has it, and so has a database. Instead of an OSError it may raise a StorageError.
+    """
+
+    def open(self, path: str) -> ReadableFile: ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def list(self, directory: str) -> Sequence[str]: ...
+
+    def rename(self, old: str, new: str) -> None: ...
+
+    def remove(self, path: str) -> None: ...
+
+    async def sync_directory(self, path: str) -> None: ...
+
+    async def replace(self, path: str, data: bytes) -> None: ...
+
+
 class Disk(Protocol):
     @property
     def sync_durations(self) -> DurationHistogram:
@@ -91,7 +121,7 @@ class Disk(Protocol):
         """Replaces the content of a file atomically and durably."""
 
 
-def read_small_file(disk: Disk, path: str, bytes_max: int | None = None) -> bytes | None:
+def read_small_file(disk: SmallFiles, path: str, bytes_max: int | None = None) -> bytes | None:
     """Returns the content of a small file, or only its first `bytes_max` bytes; None if the file does not exist."""
     if not disk.exists(path):
         return None

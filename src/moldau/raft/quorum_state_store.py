@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from moldau.errors import CorruptRecordError, InconsistentClusterIdError, StorageError
-from moldau.platform.disk import Disk, read_small_file
+from moldau.platform.disk import SmallFiles, read_small_file
 from moldau.raft.epoch_roles import ElectionState
 from moldau.raft.messages import NO_LEADER, NO_VOTE, EpochEndOffset
 
@@ -30,7 +30,7 @@ class QuorumStateStore(Protocol):
 
 
 class FileQuorumStateStore:
-    def __init__(self, disk: Disk, directory: str, cluster_id: str = "") -> None:
+    def __init__(self, disk: SmallFiles, directory: str, cluster_id: str = "") -> None:
         self._disk = disk
         self._path = f"{directory}/{FILE_NAME}"
         self._cluster_id = cluster_id

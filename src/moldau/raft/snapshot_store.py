@@ -14,7 +14,7 @@ from typing import NamedTuple
 from moldau.errors import CorruptRecordError, PositionOutOfRangeError, SnapshotNotFoundError, StorageError
 from moldau.logs.store import Log
 from moldau.observe.logging import get_logger
-from moldau.platform.disk import Disk
+from moldau.platform.disk import SmallFiles
 from moldau.raft.messages import SnapshotId
 from moldau.raft.snapshot_format import (
     SnapshotContents,
@@ -170,7 +170,7 @@ def _missing_records_error(metadata_log: Log, problem: str) -> StorageError:
 class FileSnapshotStore(SnapshotStore):
     """A store of snapshot files in the directory of the metadata log, with Kafka's file names."""
 
-    def __init__(self, disk: Disk, directory: str) -> None:
+    def __init__(self, disk: SmallFiles, directory: str) -> None:
         self._disk = disk
         self._directory = directory
         matches = (_NAME.fullmatch(name) for name in disk.list(directory))

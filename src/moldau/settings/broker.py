@@ -9,6 +9,7 @@ from typing import Any
 
 from moldau.errors import InvalidConfigError
 from moldau.settings.listeners import ListenerEndpoint, check_listeners, parse_listeners
+from moldau.settings.postgres_url import STORES, check_schema, check_store, is_postgres_url, split_password
 from moldau.settings.registry import INT_MAX, LONG_MAX, Alias, SettingDefinition, setting, setting_definitions
 from moldau.settings.topic import TopicSettings
 from moldau.settings.voters import VoterAddress, parse_voters
@@ -25,6 +26,7 @@ SECTION_STARTS = {
     "group.min.session.timeout.ms": "Consumer groups",
     "transaction.max.timeout.ms": "Transactions",
     "producer.id.expiration.ms": "Log maintenance",
+    "postgres.schema": "Postgres",
     "http.port": "HTTP",
     "lag.sample.interval.ms": "Observation",
     "log.format": "Process",
@@ -58,8 +60,11 @@ class BrokerSettings:
     )
     store: str = setting(
         "files",
-        "Storage of records: `files` in data.dir, or `memory`, which loses them when the process exits.",
-        choices=("files", "memory"),
+        "Storage of the node: `files` in data.dir; `memory`, which loses everything when the process exits; or the URL "
+        "of a Postgres database. In a URL, write / ? # @ in a password as %2F %3F %23 %40.",
+        choices=("files", "memory", "postgresql://"),
+        values=STORES,
+        check=check_store,
     )
     node_id: int = setting(
         1, "Id of this node, unique in the cluster.", limits=(0, INT_MAX), aliases=(Alias("broker.id"),)
@@ -348,6 +353,17 @@ class BrokerSettings:
     log_cleaner_backoff_ms: int = setting(
         15_000, "How long the log cleaner pauses if no log needs compaction.", limits=(1, LONG_MAX), dynamic=True
     )
+    postgres_schema: str = setting(
+        "moldau",
+        "Schema of the Postgres database in which the node keeps its tables; each node needs its own.",
+        values="a name",
+        check=check_schema,
+    )
+    postgres_password: str = setting(
+        "",
+        "Password of the Postgres user; if empty, the one in the URL of store, in PGPASSWORD or in ~/.pgpass.",
+        is_sensitive=True,
+    )
     http_port: int = setting(
         -1,
         "Port of the HTTP server: health, and the HTTP API. -1 turns it off; 0 picks a free port.",
@@ -401,6 +417,11 @@ class BrokerSettings:
         # Settings built in Python are checked too, because a node must not expose a listener by mistake.
         check_listeners(self.listeners, self.advertised)
         parse_voters(self.quorum_voters)
+        url, password = split_password(self.store)
+        if password is not None:
+            # Wherever the setting `store` is shown, it has no password.
+            object.__setattr__(self, "store", url)
+            object.__setattr__(self, "postgres_password", password)
 
     def check_conflicts(self) -> None:
         """Raises InvalidConfigError if two settings contradict each other."""
@@ -428,7 +449,13 @@ class BrokerSettings:
     @property
     def log_dir(self) -> str:
         """The name of the log directory in responses."""
+        if self.uses_postgres:
+            return f"{self.store}#{self.postgres_schema}"
         return self.data_dir if self.store == "files" else self.store
+
+    @property
+    def uses_postgres(self) -> bool:
+        return is_postgres_url(self.store)
 
     @property
     def voters(self) -> tuple[VoterAddress, ...]:

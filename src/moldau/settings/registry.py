@@ -54,7 +54,7 @@ class SettingDefinition:
     limits: tuple[float, float] = (LONG_MIN, LONG_MAX)
     """The smallest and the largest number that are allowed."""
     choices: tuple[str, ...] = ()
-    """Allowed values of a string, or of each element of a list."""
+    """Allowed values of a string, or of each element of a list. With `check` they are only suggestions."""
     values: str = ""
     """The allowed values in words, if type, limits and choices do not fully describe the allowed values."""
     broker_name: str | None = None

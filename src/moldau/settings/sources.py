@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from moldau.errors import InvalidConfigError
 from moldau.settings.broker import BrokerSettings, broker_aliases, broker_definitions, with_values
 from moldau.settings.option_parser import OptionValueError, did_you_mean, parse_integer
+from moldau.settings.postgres_url import hide_password
 from moldau.settings.registry import Alias, ConfigType, SettingDefinition
 from moldau.settings.values import describe_allowed_values, format_value, parse_value
 
@@ -134,9 +135,8 @@ def _parse_raw(definition: SettingDefinition, alias: Alias, written: RawSetting)
         return parse_value(definition, text) if alias.factor == 1 else _parse_scaled(definition, alias, text)
     except InvalidConfigError:
         allowed = describe_allowed_values(definition)
-        raise InvalidConfigError(
-            f"{written.origin}: {alias.name} cannot be {written.value!r}; expected {allowed}"
-        ) from None
+        shown = hide_password(repr(written.value))
+        raise InvalidConfigError(f"{written.origin}: {alias.name} cannot be {shown}; expected {allowed}") from None
 
 
 def _parse_scaled(definition: SettingDefinition, alias: Alias, text: str) -> Any:

@@ -5,6 +5,7 @@ from typing import Any
 
 from moldau.errors import InvalidConfigError
 from moldau.settings.option_parser import OptionValueError, parse_boolean, parse_integer, parse_number
+from moldau.settings.postgres_url import hide_password
 from moldau.settings.registry import INT_MAX, ConfigType, SettingDefinition
 
 
@@ -19,7 +20,8 @@ def parse_value(definition: SettingDefinition, text: str) -> Any:
         else:
             violation = f"Not a number of type {definition.type.name}"
     if violation is not None:
-        raise InvalidConfigError(f"Invalid value {text} for configuration {definition.name}: {violation}")
+        shown = hide_password(text)
+        raise InvalidConfigError(f"Invalid value {shown} for configuration {definition.name}: {violation}")
     return value
 
 
@@ -51,7 +53,7 @@ def _find_violation(definition: SettingDefinition, value: Any) -> str | None:
             return f"Value must be at least {low}"
         if value > high:
             return f"Value must be no more than {high}"
-    elif definition.choices:
+    elif definition.choices and definition.check is None:
         elements = (value,) if isinstance(value, str) else value
         if not set(elements) <= set(definition.choices):
             return f"String must be one of: {', '.join(definition.choices)}"

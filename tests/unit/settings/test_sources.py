@@ -101,7 +101,7 @@ def test_precedence_of_sources_ignores_units() -> None:
         ("delete.topic.enable = 1", "line 1: delete.topic.enable cannot be 1; expected true or false"),
         ("log.cleaner.min.cleanable.ratio = nan", "cannot be nan; expected a number from 0 to 1"),
         ("listen = [1]", "line 1: listen cannot be [1]; expected comma-separated host:port"),
-        ("store = 5", "line 1: store cannot be 5; expected one of: files, memory"),
+        ("store = 5", "line 1: store cannot be 5; expected files, memory, or a URL"),
         ("# a\nnum.partition = 1", "line 2: no such setting: num.partition; did you mean num.partitions?"),
         ("[log.retention]\nmss = 1", "line 2: no such setting: log.retention.mss; did you mean log.retention.ms?"),
         ("num.partitions = ", "is not valid TOML"),
@@ -138,7 +138,9 @@ def test_environment_errors_name_the_variable(variable: str, text: str, said: st
 
 
 def test_flag_errors_name_the_flag() -> None:
-    assert complaint(flags={"store": "tape"}) == "flag --store: store cannot be 'tape'; expected one of: files, memory"
+    assert complaint(flags={"store": "tape"}) == (
+        "flag --store: store cannot be 'tape'; expected files, memory, or a URL such as postgresql://user@host/database"
+    )
 
 
 @pytest.mark.parametrize("name", ["PIPELINES", "CACHE", "CLASS_CACHE", "NATIVE"])

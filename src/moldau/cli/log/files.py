@@ -125,6 +125,10 @@ def find_log_files(paths: Iterable[Path]) -> list[LogFile]:
                 )
         else:
             if not path.is_file():
+                if str(path).startswith(("postgresql:", "postgres:")):
+                    raise typer.BadParameter(
+                        "this command reads files. The batches of a Postgres store are rows of its table batch."
+                    )
                 raise typer.BadParameter(
                     f"{path} does not exist. The data directory of a node is its setting --data-dir."
                 )

@@ -11,13 +11,20 @@ from moldau.cli.console import CommandError, out_console, pluralize, print_error
 from moldau.cli.data_lock import data_lock
 from moldau.cli.parameters import option, parse_name_values, validate_text
 from moldau.cli.signals import stop_signal
-from moldau.cli.up.plan import ClusterPlan, check_host, make_plan, write_plan
+from moldau.cli.up.plan import DEFAULT_STORE, ClusterPlan, check_host, make_plan, write_plan
 from moldau.cli.up.processes import NodeProcess, describe_exit, kill_all
 from moldau.errors import StorageError
+from moldau.settings.postgres_url import check_store, hide_password, is_postgres_url
 
 SLOW_NOTICE_DELAY_S = 15.0
 NODES_MAX = 100
 KILLED = 137
+
+
+def _validate_store(store: str | None) -> str | None:
+    if store is not None and store != DEFAULT_STORE and (not is_postgres_url(store) or check_store(store) is not None):
+        raise typer.BadParameter(f"{hide_password(store)} is not a URL such as postgresql://user@host/database")
+    return store
 
 
 def up(
@@ -47,6 +54,16 @@ def up(
     data_dir: Annotated[
         Path, typer.Option("--data-dir", metavar="DIR", help="Directory for the data, with a subdirectory per node.")
     ] = Path("moldau-cluster"),
+    store: Annotated[
+        str | None,
+        option(
+            "--store",
+            "URL",
+            "Postgres database for the data of all nodes, each in a schema of its own: moldau_1 and so on. Files in "
+            "the data directory by default.",
+            _validate_store,
+        ),
+    ] = None,
     write_caching: Annotated[
         bool,
         typer.Option(
@@ -70,11 +87,15 @@ def up(
     so on. A node that exits is not restarted, so that you can see how the others react.
 
     moldau up --nodes 3 --port 9092 --data-dir ./cluster
+
+    moldau up --nodes 3 --store postgresql://localhost/postgres
     """
     try:
         values = parse_name_values(settings or [], "--set")
         with data_lock(str(data_dir)):
-            plan = make_plan(data_dir, nodes, port, values, write_caching=write_caching, http_port=http_port)
+            plan = make_plan(
+                data_dir, nodes, port, values, write_caching=write_caching, http_port=http_port, store=store
+            )
             for notice in check_host(plan):
                 print_notice(notice)
             write_plan(data_dir, plan)

@@ -7,7 +7,9 @@ import sys
 from collections.abc import Sequence
 
 from moldau.cli.child_node import child_environment
-from moldau.cli.up.plan import NodePlan
+from moldau.cli.up.plan import PASSWORD_SETTING, NodePlan
+from moldau.settings.broker import BrokerSettings
+from moldau.settings.sources import environment_variable_name
 
 READY = b"Moldau is ready on "
 
@@ -39,7 +41,7 @@ class NodeProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=child_environment(),
+                env=child_environment() | password_variable(self.plan.settings),
                 # In a new session the node does not receive Ctrl-C. The parent handles Ctrl-C and stops the nodes.
                 start_new_session=True,
             )
@@ -71,6 +73,12 @@ class NodeProcess:
         output = self.plan.log_file.read_bytes()[self._log_start :]
         lines = output.decode(errors="replace").strip().splitlines()
         return lines[-1].removeprefix("moldau: ") if lines else "no log output"
+
+
+def password_variable(settings: BrokerSettings) -> dict[str, str]:
+    """Returns the environment variable with the password of the Postgres user; nothing if there is none."""
+    password = settings.postgres_password
+    return {environment_variable_name(PASSWORD_SETTING): password} if password else {}
 
 
 def describe_exit(code: int) -> str:

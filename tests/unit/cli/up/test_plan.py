@@ -12,6 +12,7 @@ import pytest
 from moldau.cli.console import CommandError
 from moldau.cli.data_lock import data_lock
 from moldau.cli.up.plan import ClusterPlan, as_toml, check_host, make_plan, voter_count, write_plan
+from moldau.cli.up.processes import password_variable
 from moldau.settings.broker import get_value
 from moldau.settings.sources import build_settings
 
@@ -211,3 +212,29 @@ def test_an_http_port_in_use_is_rejected(directory: Path, port: int) -> None:
         made = make_plan(directory, 1, port, {}, write_caching=False, http_port=http_port)
         with pytest.raises(CommandError, match=f"Port {http_port} of node 1 is in use.*--http-port"):
             check_host(made)
+
+
+def test_each_node_has_its_own_schema_in_a_postgres_store(directory: Path) -> None:
+    store = "postgresql://user:s3cret@host/db"
+    made = make_plan(directory, 2, None, {}, write_caching=False, store=store)
+    write_plan(directory, made)
+    assert [node.settings.postgres_schema for node in made.nodes] == ["moldau_1", "moldau_2"]
+    written = (directory / "node-2" / "node.toml").read_text()
+    assert '"store" = "postgresql://user@host/db"' in written
+    assert '"postgres.schema" = "moldau_2"' in written
+    assert not any("s3cret" in path.read_text() for path in directory.rglob("*") if path.is_file())
+    assert password_variable(made.nodes[1].settings) == {"MOLDAU_POSTGRES_PASSWORD": "s3cret"}
+
+    again = make_plan(directory, 2, None, {"postgres.schema": "other"}, write_caching=False)
+    assert again.nodes[0].settings.store == "postgresql://user@host/db"
+    assert again.nodes[0].settings.postgres_schema == "other_1"
+    assert password_variable(again.nodes[0].settings) == {}
+    for other in ("postgresql://host/db", "files"):
+        with pytest.raises(CommandError, match="which cannot be changed: use --store postgresql://user@host/db"):
+            make_plan(directory, 2, None, {}, write_caching=False, store=other)
+
+
+def test_a_cluster_of_files_stays_one(directory: Path) -> None:
+    write_plan(directory, plan(directory))
+    with pytest.raises(CommandError, match="has its data in files, which cannot be changed"):
+        make_plan(directory, 3, None, {}, write_caching=False, store="postgresql://host/db")
