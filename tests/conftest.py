@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings as hypothesis_settings
 
-from support.broker_process import BrokerProcess
+from support.broker_process import BrokerProcess, PostgresStore
 from support.postgres import HOW_TO_GET_ONE, PostgresServer, find_servers
 from support.topics import Topics
 
@@ -36,7 +36,9 @@ def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if EXTERNAL:
         yield EXTERNAL
         return
-    settings = ("--store", STORE, "--group-initial-rebalance-delay-ms", "0")
+    settings = ["--group-initial-rebalance-delay-ms", "0"]
+    if STORE != "postgres":
+        settings += ["--store", STORE]
     with BrokerProcess(tmp_path_factory.mktemp("shared") / "data", *settings) as served:
         yield served.bootstrap
 
@@ -56,6 +58,13 @@ def postgres() -> Iterator[PostgresServer]:
         pytest.skip(HOW_TO_GET_ONE)
     with PostgresServer(servers[version]) as server:
         yield server
+
+
+@pytest.fixture(scope="session", autouse=True)
+def postgres_store(request: pytest.FixtureRequest) -> None:
+    """Gives the nodes of all tests a Postgres store, with MOLDAU_TEST_STORE=postgres."""
+    if STORE == "postgres":
+        PostgresStore.url = request.getfixturevalue("postgres").url
 
 
 @pytest.fixture(scope="session")

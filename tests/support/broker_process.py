@@ -1,5 +1,6 @@
 """A `moldau serve` process with a data directory, which tests start, kill and restart on the same port."""
 
+import hashlib
 import os
 import re
 import signal
@@ -28,6 +29,20 @@ def clean_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("MOLDAU_")}
 
 
+class PostgresStore:
+    """The store of the nodes whose tests choose none: a schema of this database for each data directory."""
+
+    url: str | None = None
+    """None for files in the data directory."""
+
+    @classmethod
+    def arguments(cls, data_dir: Path) -> tuple[str, ...]:
+        if cls.url is None:
+            return ()
+        schema = "node_" + hashlib.sha256(str(data_dir).encode()).hexdigest()[:16]
+        return ("--store", cls.url, "--postgres-schema", schema)
+
+
 class BrokerProcess:
     """The process of one node. The output of all its runs is in `log_path`."""
 
@@ -44,7 +59,7 @@ class BrokerProcess:
         self.host = host
         self.port = free_port() if port is None else port
         self.log_path = data_dir.with_name(data_dir.name + ".out")
-        self._arguments = arguments
+        self._arguments = arguments if "--store" in arguments else (*PostgresStore.arguments(data_dir), *arguments)
         self._wrapper = wrapper
         self._environment = {**clean_environment(), **(environment or {})}
         self._run_start = 0
