@@ -65,6 +65,7 @@ async def _start_unless_stopped(node: Node, stop: asyncio.Event) -> bool:
     await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
     if not starting.done():
+        node.begin_stop()
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         if node.failure is not None:

@@ -1,7 +1,7 @@
 """A node: creates its components, starts them in order, and closes them in reverse order."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,7 +16,6 @@ from moldau.handlers import REGISTRY
 from moldau.lag.isolation_levels import ConsumerIsolationLevels
 from moldau.lag.metrics_topic import MetricsTopicWriter
 from moldau.lag.sampler import LagSampler
-from moldau.logs.store import LogStore
 from moldau.metadata.image import Endpoint
 from moldau.metadata.loader import MetadataLoader
 from moldau.metadata.snapshot_generator import SnapshotGenerator
@@ -27,13 +26,13 @@ from moldau.node.incarnations import IncarnationStore
 from moldau.node.log_end import fetch_log_end
 from moldau.node.meta_properties import MetaProperties, load_or_create
 from moldau.node.quorum_bootstrap import bootstrap_servers, check_quorum_settings, initial_voters
+from moldau.node.storage import make_storage
 from moldau.observe.logging import get_logger
 from moldau.partitions.delayed_operations import CallbackList
 from moldau.partitions.log_maintenance import LogMaintenance
 from moldau.partitions.replica_manager import ReplicaManager
 from moldau.peers.client import Connect, PeerClient, publish_broker_endpoints
 from moldau.platform import Platform
-from moldau.platform.disk import SmallFiles
 from moldau.raft.kafka_network_channel import KafkaNetworkChannel
 from moldau.raft.messages import NO_LEADER
 from moldau.raft.quorum_config import QuorumConfig
@@ -83,7 +82,8 @@ class Node:
         self._platform = platform
         self._broker_settings = settings
         self._settings = EffectiveSettings(settings)
-        self._store, self._open_files = _make_store(platform, settings)
+        self._storage = make_storage(platform, settings)
+        self._store = self._storage.logs
         self._on_fatal = on_fatal
         self._limits = self._make_limits()
         # A separate listener for other nodes has its own limits, so that load from clients does not affect other nodes.
@@ -127,14 +127,14 @@ class Node:
         try:
             await self._start()
         except BaseException:
+            self.begin_stop()
             await self._exit_stack.aclose()
             raise
 
     async def _start(self) -> None:
         self._warn_of_unusable_batch_size()
-        await self._store.start()
+        self._files = await self._storage.start()
         self._exit_stack.push_async_callback(self._close_store)
-        self._files = await self._open_files()
         if not self._store.had_clean_shutdown and self._store.list_logs():
             log.warning("unclean shutdown: recovering logs and truncating incomplete batches")
         self.addresses = advertised_endpoints(await self._bind(), self._broker_settings.advertised)
@@ -266,6 +266,7 @@ class Node:
         )
         self._exit_stack.push_async_callback(lifecycle.close)
         quorum.set_stalled_callback(lifecycle.on_metadata_stalled)
+        self._storage.watch(on_unavailable=self._on_storage_unavailable, on_failure=self._fail)
         replica_manager.lease, replica_manager.incarnation_id = lifecycle.lease, incarnation_id
         metadata.add_image_listener(lambda image: lifecycle.report(image.offset, replica_manager.offline_replicas()))
         replica_manager.on_offline_replicas_changed.append(
@@ -407,8 +408,18 @@ class Node:
         if leader_id != NO_LEADER:
             self._lifecycle.on_controller_change()
 
+    def _on_storage_unavailable(self) -> None:
+        """Gives up leadership if there are other brokers. A single broker only waits for its storage."""
+        if len(self._metadata.image.brokers) > 1:
+            self._lifecycle.on_metadata_stalled()
+
+    def begin_stop(self) -> None:
+        """Lets storage that does not respond delay `stop`, or a `start` in progress, only shortly."""
+        self._storage.begin_close()
+
     async def stop(self) -> None:
         """Moves leadership to other nodes, completes pending requests, and closes the logs cleanly."""
+        self.begin_stop()
         await self._exit_stack.aclose()
         log.info("stopped")
 
@@ -438,7 +449,7 @@ class Node:
         elif epoch == -1:
             # This node was not registered, so it has changed no log, and the previous epoch is still valid.
             epoch = self._store.previous_broker_epoch
-        await self._store.close(epoch)
+        await self._storage.close(epoch)
 
     async def _close_listeners(self) -> None:
         if len(self._metadata.image.brokers) > 1:
@@ -519,28 +530,3 @@ class Node:
             log.error("fatal error, the node must stop", reason=str(error) or type(error).__name__)
             if self._on_fatal is not None:
                 self._on_fatal(error)
-
-
-def _make_store(platform: Platform, settings: BrokerSettings) -> tuple[LogStore, Callable[[], Awaitable[SmallFiles]]]:
-    """Returns the store of the logs, and a function that returns the small files of the node when the store has
-    started."""
-
-    async def files_on_disk() -> SmallFiles:
-        return platform.disk
-
-    # Import only the store that is used, so that a broker starts sooner.
-    producer_expiration_ms = settings.producer_id_expiration_ms
-    if settings.store == "memory":
-        from moldau.logs.memory import MemoryLogStore
-
-        return MemoryLogStore(producer_expiration_ms), files_on_disk
-    if settings.uses_postgres:
-        from moldau.node.postgres_store import make_postgres_store
-
-        return make_postgres_store(platform, settings)
-    from moldau.logs.files.store import FileLogStore
-
-    store = FileLogStore(
-        platform.disk, settings.data_dir, platform.clock, producer_expiration_ms=producer_expiration_ms
-    )
-    return store, files_on_disk

@@ -7,6 +7,8 @@ was replaced can write nothing, and after a lost connection the number tells whe
 
 import asyncio
 import errno
+import os
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -439,6 +441,17 @@ class Database:
     def stop_waiting(self) -> None:
         """Lets work that waits for an unreachable server fail."""
         self._is_closing = True
+
+    @property
+    def commit_number(self) -> int:
+        return self._commit_number
+
+    def abort(self) -> None:
+        """Lets all work fail that waits for the server, even if the server keeps the connection open."""
+        self.stop_waiting()
+        if self._lock.locked() and self._writer is not None and not self._writer.closed:
+            with suppress(OSError), socket.socket(fileno=os.dup(self._writer.fileno())) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
 
     async def close(self) -> None:
         """Closes all connections, which releases the schema."""
