@@ -291,3 +291,20 @@ def test_requests_fail_with_a_retriable_error_while_postgres_is_away(server: Pos
             assert time.monotonic() < deadline, answer
         assert served.process is not None
         assert served.process.poll() is None
+
+
+@pytest.mark.parametrize("fault", ["cut", "stall"])
+def test_a_node_can_be_stopped_while_postgres_is_away(server: PostgresServer, tmp_path: Path, fault: str) -> None:
+    with TcpProxy(server.port) as proxy:
+        url = server.url.replace(f":{server.port}/", f":{proxy.port}/")
+        with BrokerProcess(tmp_path / "data", "--store", url) as served:
+            topic = Topics(served.bootstrap).create(partitions=PARTITIONS)
+            sender = idempotent_producer(served.bootstrap)
+            produce(topic, (sender,), 0.2)
+            getattr(proxy, fault)()
+            sender.send(topic, 50)
+            sender.producer.poll(0.2)
+            served.stop()
+            proxy.restore()
+            served.start()
+            check_all_sent(served.bootstrap, topic, sender)

@@ -33,6 +33,7 @@ class BrokerProcessCluster:
         settings: Mapping[str, str] | None = None,
         racks: Mapping[int, str] | None = None,
         with_http: bool = False,
+        node_settings: Mapping[int, Mapping[str, str]] | None = None,
     ) -> None:
         ports = {node_id: free_port() for node_id in range(1, count + 1)}
         self.http_ports = {node_id: free_port() for node_id in ports} if with_http else {}
@@ -58,6 +59,7 @@ class BrokerProcessCluster:
                         "node.id": str(node_id),
                         "broker.rack": (racks or {}).get(node_id, ""),
                         **({"http.port": str(self.http_ports[node_id])} if with_http else {}),
+                        **(node_settings or {}).get(node_id, {}),
                     }
                 ),
             )

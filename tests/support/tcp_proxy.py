@@ -38,10 +38,10 @@ class TcpProxy:
 
     async def _stop(self) -> None:
         self._server.close()
-        served = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in served:
-            task.cancel()
-        await asyncio.gather(*served, return_exceptions=True)
+        self._is_cut = True
+        self._close_all()
+        self._open.set()
+        await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}), return_exceptions=True)
 
     def cut(self) -> None:
         """Resets all connections, and refuses further ones until `restore`."""

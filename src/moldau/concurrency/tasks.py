@@ -29,7 +29,10 @@ def retrieve_exception(future: "asyncio.Future[Any]") -> None:
 
 
 async def run_uncancelled(work: Coroutine[Any, Any, None]) -> None:
-    """Awaits the work until it ends, even if the caller is cancelled, for work that must not stop halfway."""
+    """Awaits the work until it ends, even if the caller is cancelled, for work that must not stop halfway.
+
+    A cancelled caller gets CancelledError even if the work has failed, because it must stop.
+    """
     task = asyncio.get_running_loop().create_task(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -39,6 +42,7 @@ async def run_uncancelled(work: Coroutine[Any, Any, None]) -> None:
             cancelled = error
         except Exception:
             break
-    if cancelled is not None and not task.cancelled() and task.exception() is None:
+    if cancelled is not None:
+        retrieve_exception(task)
         raise cancelled
     task.result()

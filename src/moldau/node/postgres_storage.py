@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from uuid import UUID
 
 from moldau.concurrency.tasks import cancel_and_wait
 from moldau.controller.ids import random_uuid
@@ -34,8 +35,9 @@ log = get_logger(__name__)
 
 
 class PostgresStorage(Storage):
-    def __init__(self, database: Database, logs: PostgresLogStore, files: FileTable) -> None:
+    def __init__(self, database: Database, incarnation: UUID, logs: PostgresLogStore, files: FileTable) -> None:
         super().__init__(logs, files)
+        self._incarnation = incarnation
         self._database = database
         self._file_table = files
         self._watcher: asyncio.Task[None] | None = None
@@ -68,10 +70,13 @@ class PostgresStorage(Storage):
         on_failure(StorageError(self._database.failure))
 
     async def _responds(self) -> bool:
-        """Returns whether Postgres answers a query, and no transaction takes very long."""
+        """Returns whether Postgres answers a query, and no transaction takes very long. Fails the database if another
+        process owns its schema, because a node without requests would not notice."""
         try:
             async with asyncio.timeout(UNAVAILABLE_AFTER_S):
-                await self._database.query("select 1")
+                [(incarnation,)] = await self._database.query("select incarnation from node")
+                if incarnation != self._incarnation:
+                    self._database.fail(f"another process owns the schema {self._database.schema} now")
                 async with self._database.exclusive():
                     return True
         except (TimeoutError, StorageError):
@@ -80,17 +85,27 @@ class PostgresStorage(Storage):
     def begin_close(self) -> None:
         if self._close_timer is None:
             self._abort_later()
+        if self._watcher is not None:
+            self._watcher.cancel()
 
     def _abort_later(self) -> None:
-        """Lets the close fail if no transaction is committed for a while. It waits for one that does not end."""
-        database, commit_number = self._database, self._database.commit_number
+        """Lets the close fail when transactions have been in progress for a while and none was committed."""
+        loop, database = asyncio.get_running_loop(), self._database
+        commit_number = database.commit_number
+        waited_s = 0.0
 
-        def abort_or_wait() -> None:
-            if database.commit_number == commit_number:
+        def check() -> None:
+            nonlocal commit_number, waited_s
+            if database.commit_number != commit_number:
+                commit_number, waited_s = database.commit_number, 0.0
+            elif database.is_busy:
+                waited_s += PROBE_INTERVAL_S
+            if waited_s < CLOSE_PATIENCE_S:
+                self._close_timer = loop.call_later(PROBE_INTERVAL_S, check)
+            else:
                 database.abort()
-            self._abort_later()
 
-        self._close_timer = asyncio.get_running_loop().call_later(CLOSE_PATIENCE_S, abort_or_wait)
+        self._close_timer = loop.call_later(PROBE_INTERVAL_S, check)
 
     async def close(self, broker_epoch: int) -> None:
         self.begin_close()
@@ -108,6 +123,7 @@ def make_postgres_storage(platform: Platform, settings: BrokerSettings) -> Postg
         conninfo = make_conninfo(settings.store, **password)
     except ProgrammingError as error:
         raise InvalidConfigError(f"store: {settings.store} is no valid URL of Postgres: {error}") from None
-    database = Database(conninfo, settings.postgres_schema, random_uuid(platform.random))
+    incarnation = random_uuid(platform.random)
+    database = Database(conninfo, settings.postgres_schema, incarnation)
     logs = PostgresLogStore(database, platform.clock, producer_expiration_ms=settings.producer_id_expiration_ms)
-    return PostgresStorage(database, logs, FileTable(database, settings.log_dir))
+    return PostgresStorage(database, incarnation, logs, FileTable(database, settings.log_dir))

@@ -378,6 +378,10 @@ class Database:
     async def query(self, statement: str, parameters: Sequence[object] | Mapping[str, object] = ()) -> list[Any]:
         """Returns the rows of a query outside of transactions. Waits for a server that is unreachable for a while;
         then raises StoreUnavailableError."""
+        # Requests are started outside of a task, in which asyncio has no timeouts.
+        return await asyncio.get_running_loop().create_task(self._query(statement, parameters))
+
+    async def _query(self, statement: str, parameters: Sequence[object] | Mapping[str, object]) -> list[Any]:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.patience_s
         delay_s = _RETRY_DELAY_S_MIN
@@ -446,9 +450,15 @@ class Database:
     def commit_number(self) -> int:
         return self._commit_number
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a transaction is in progress."""
+        return self._lock.locked()
+
     def abort(self) -> None:
-        """Lets all work fail that waits for the server, even if the server keeps the connection open."""
+        """Lets all work fail, also the work that waits for the server on an open connection."""
         self.stop_waiting()
+        self.fail(f"Postgres at {self.address} did not respond while the node was stopping")
         if self._lock.locked() and self._writer is not None and not self._writer.closed:
             with suppress(OSError), socket.socket(fileno=os.dup(self._writer.fileno())) as connection:
                 connection.shutdown(socket.SHUT_RDWR)
