@@ -81,7 +81,7 @@ def _roll_windows(broker: Broker) -> None:
     broker.topic_metrics.keep_only(broker.metadata.image.topics)
     broker.request_metrics.roll_windows(now_ms)
     broker.quorum.metrics.commit_durations.roll_window(now_ms)
-    broker.platform.disk.sync_durations.roll_window(now_ms)
+    broker.replica_manager.store.sync_durations.roll_window(now_ms)
 
 
 def _broker_families(broker: Broker) -> Iterator[MetricFamily | None]:

@@ -79,20 +79,21 @@ def network_families(listeners: Sequence[SocketServer]) -> Iterator[MetricFamily
 
 def disk_families(broker: Broker) -> Iterator[MetricFamily]:
     disk, settings = broker.platform.disk, broker.settings.static
+    durations = broker.replica_manager.store.sync_durations
     yield MetricFamily(
         "moldau_disk_sync_duration_seconds",
         MetricType.HISTOGRAM,
-        "Duration of fsyncs.",
-        disk.sync_durations.samples({}),
+        "Duration of fsyncs, or of commits in Postgres.",
+        durations.samples({}),
     )
-    quantiles = zip(QUANTILES, disk.sync_durations.quantiles_ms(), strict=False)
+    quantiles = zip(QUANTILES, durations.quantiles_ms(), strict=False)
     yield MetricFamily(
         "kafka_log_logflushstats_logflushrateandtimems",
         MetricType.SUMMARY,
         "Quantiles of the duration of recent fsyncs, in milliseconds, and the number of fsyncs.",
         [
             *(Sample(value, format_labels({"quantile": quantile})) for quantile, value in quantiles),
-            Sample(disk.sync_durations.count, suffix="_count"),
+            Sample(durations.count, suffix="_count"),
         ],
     )
     if settings.store == "files":

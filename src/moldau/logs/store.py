@@ -11,6 +11,7 @@ from moldau.errors import StorageError
 from moldau.logs.leader_epochs import LeaderEpochCache
 from moldau.logs.producer_state import ProducerStateManager
 from moldau.logs.transaction_index import AbortedTransaction
+from moldau.metrics.histogram import DurationHistogram
 from moldau.platform.disk import File
 from moldau.platform.group_commit import copy_os_error
 from moldau.records.batch import Batch
@@ -262,6 +263,11 @@ class LogStore(ABC):
     @abstractmethod
     async def close(self, broker_epoch: int = -1) -> None:
         """Closes all logs and records a clean shutdown in this broker epoch."""
+
+    @property
+    def sync_durations(self) -> DurationHistogram:
+        """Durations of fsyncs, or of commits in a database; empty if nothing becomes durable."""
+        return DurationHistogram()
 
     @abstractmethod
     def space(self) -> tuple[int, int]:

@@ -31,6 +31,7 @@ from moldau.logs.files.log_reset import finish_pending_reset
 from moldau.logs.files.recovery import damage_message, load_log
 from moldau.logs.producer_state import PRODUCER_EXPIRATION_MS_DEFAULT
 from moldau.logs.store import LogName, LogStore
+from moldau.metrics.histogram import DurationHistogram
 from moldau.observe.logging import get_logger
 from moldau.platform.clock import Clock
 from moldau.platform.disk import Disk, read_small_file
@@ -132,6 +133,10 @@ class FileLogStore(LogStore):
         except (CorruptRecordError, UnicodeDecodeError) as error:
             log.warning("topic id cannot be read", log=path, reason=str(error))
             return None
+
+    @property
+    def sync_durations(self) -> DurationHistogram:
+        return self._disk.sync_durations
 
     def list_logs(self) -> Sequence[tuple[LogName, UUID]]:
         """Returns all logs whose topic id can be read."""

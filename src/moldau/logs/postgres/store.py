@@ -15,6 +15,7 @@ from moldau.logs.postgres.log import Appends, LogRow, PostgresLog, delete_batche
 from moldau.logs.postgres.recent import RecentBytes
 from moldau.logs.producer_state import PRODUCER_EXPIRATION_MS_DEFAULT
 from moldau.logs.store import LogName, LogStore, StoreUnavailableError, copy_error, is_transient
+from moldau.metrics.histogram import DurationHistogram
 from moldau.observe.logging import get_logger
 from moldau.platform.clock import Clock
 from moldau.settings.topic import TopicSettings
@@ -61,6 +62,7 @@ class PostgresLogStore(LogStore):
         self._logs: dict[LogName, PostgresLog] = {}
         self._uncommitted: dict[PostgresLog, None] = {}
         """Logs with batches to commit, in the order of the first of them."""
+        self._commit_durations = DurationHistogram()
         self._commit: asyncio.Task[StorageError | None] | None = None
         self._commit_timer: asyncio.TimerHandle | None = None
         self._last_error = ""
@@ -75,6 +77,10 @@ class PostgresLogStore(LogStore):
             self.had_clean_shutdown = True
         for (log_id,) in await self.database.query(statements.DELETED_LOGS):
             await self._delete_rows(log_id)
+
+    @property
+    def sync_durations(self) -> DurationHistogram:
+        return self._commit_durations
 
     def list_logs(self) -> Sequence[tuple[LogName, UUID]]:
         return list(self._topic_ids.items())
@@ -171,13 +177,15 @@ class PostgresLogStore(LogStore):
         taken = self._take_appends()
         error = None
         if taken:
-            started_ms = self._clock.monotonic_ms()
+            started_us = self._clock.monotonic_us()
             error = await self._write(taken)
             if error is not None and not is_transient(error) and self.database.failure is None:
                 error = await self._write_each(taken)
-            duration_ms = self._clock.monotonic_ms() - started_ms
+            duration_ms = (self._clock.monotonic_us() - started_us) / 1000
+            if error is None:
+                self._commit_durations.record(duration_ms)
             if duration_ms >= SLOW_COMMIT_MS:
-                log.warning("a commit in Postgres was slow", duration_ms=duration_ms, logs=len(taken))
+                log.warning("a commit in Postgres was slow", duration_ms=round(duration_ms), logs=len(taken))
         return error
 
     def _take_appends(self) -> list[Appends]:
