@@ -7,8 +7,6 @@ was replaced can write nothing, and after a lost connection the number tells whe
 
 import asyncio
 import errno
-import os
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -23,6 +21,7 @@ from moldau.errors import StorageError
 from moldau.logs.postgres.schema import POOLER_MESSAGE, check_server, create_or_check_tables
 from moldau.logs.store import StoreUnavailableError
 from moldau.observe.logging import get_logger
+from moldau.platform.sockets import shut_down
 
 log = get_logger(__name__)
 
@@ -460,8 +459,7 @@ class Database:
         self.stop_waiting()
         self.fail(f"Postgres at {self.address} did not respond while the node was stopping")
         if self._lock.locked() and self._writer is not None and not self._writer.closed:
-            with suppress(OSError), socket.socket(fileno=os.dup(self._writer.fileno())) as connection:
-                connection.shutdown(socket.SHUT_RDWR)
+            shut_down(self._writer.fileno())
 
     async def close(self) -> None:
         """Closes all connections, which releases the schema."""
