@@ -305,14 +305,14 @@ PROOFS_ALL = [
     ),
     Proof(
         "postgres-kills",
-        "A node with its state in Postgres (the oldest and the newest version on the machine) under load from "
-        "acks=all producers, a transactional producer and committed offsets: SIGKILL of the node 100 times and of "
-        "Postgres 50 times, and the network between them cut or stalled 50 times. Nothing acknowledged is lost, "
-        "doubled or out of order, every transaction is there completely or not at all, and after a fault of Postgres "
-        "or the network the node goes on by itself.",
+        "A node with its state in Postgres under load from acks=all producers, a transactional producer and committed "
+        "offsets: SIGKILL of the node 100 times and of Postgres 50 times, and the network between them cut or stalled "
+        "50 times, half of each with the oldest and half with the newest Postgres on the machine. Nothing acknowledged "
+        "is lost, doubled or out of order, every transaction is there completely or not at all, and after a fault of "
+        "Postgres or the network the node goes on by itself.",
         ("-m", "pytest", "--numprocesses", "2", "tests/crash/test_postgres_kill_nine.py"),
-        {"MOLDAU_POSTGRES_NODE_KILLS": "100", "MOLDAU_POSTGRES_KILLS": "50", "MOLDAU_POSTGRES_CUTS": "50"},
-        sample="5 kills of the node, 3 of Postgres, 4 faults of the network",
+        {"MOLDAU_POSTGRES_NODE_KILLS": "50", "MOLDAU_POSTGRES_KILLS": "25", "MOLDAU_POSTGRES_CUTS": "25"},
+        sample="10 kills of the node, 6 of Postgres, 8 faults of the network",
     ),
     Proof(
         "spark-kills",

@@ -13,7 +13,7 @@ from pathlib import Path
 READY = "Moldau is ready on "
 """Printed when clients are served; the node listens earlier, for other nodes."""
 
-START_TIMEOUT_S = 20
+START_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 20
 
 
