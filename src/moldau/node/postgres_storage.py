@@ -42,12 +42,14 @@ class PostgresStorage(Storage):
         self._file_table = files
         self._watcher: asyncio.Task[None] | None = None
         self._close_timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
 
     async def start(self) -> SmallFiles:
         try:
             files = await super().start()
             await self._file_table.load()
         except BaseException:
+            self._is_closed = True
             await self._database.close()
             raise
         return files
@@ -83,7 +85,7 @@ class PostgresStorage(Storage):
             return False
 
     def begin_close(self) -> None:
-        if self._close_timer is None:
+        if self._close_timer is None and not self._is_closed:
             self._abort_later()
         if self._watcher is not None:
             self._watcher.cancel()
@@ -113,6 +115,7 @@ class PostgresStorage(Storage):
         try:
             await super().close(broker_epoch)
         finally:
+            self._is_closed = True
             if self._close_timer is not None:
                 self._close_timer.cancel()
 
