@@ -1,5 +1,5 @@
-"""A sample of the client tests with nodes that keep everything in Postgres: the group stories of the first seed, a real
-client, and Moldau's client. MOLDAU_TEST_STORE=postgres runs all tests in this way."""
+"""A sample of the client tests with nodes that keep everything in Postgres: the group stories of the first seed, and a
+client. MOLDAU_TEST_STORE=postgres runs all tests in this way."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 from support.postgres import HOW_TO_GET_ONE, find_servers
 
 CLIENTS = Path(__file__).parent
-SAMPLE = ("groups/test_seed_stories.py", "test_kcat.py", "test_moldau_transactions.py")
+SAMPLE = ("groups/test_seed_stories.py", "test_kcat.py")
 VERSIONS = sorted(find_servers(), key=int)
 
 
