@@ -19,6 +19,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from moldau.concurrency.tasks import run_uncancelled
 from moldau.errors import StorageError
 from moldau.logs.postgres.schema import POOLER_MESSAGE, check_server, create_or_check_tables
+from moldau.logs.postgres.views import create_views
 from moldau.logs.store import StoreUnavailableError
 from moldau.observe.logging import get_logger
 from moldau.platform.sockets import shut_down
@@ -231,6 +232,7 @@ class Database:
     async def _become_owner(self, connection: Connection) -> tuple[bool, int]:
         async with connection.transaction(), connection.cursor() as cursor:
             await create_or_check_tables(cursor, self.schema, self._incarnation)
+            await create_views(cursor, self.schema)
             # A commit of the previous owner that is still in progress holds the row, so this statement waits for it.
             await cursor.execute("select had_clean_shutdown, broker_epoch, commit_number from node for update")
             row = await cursor.fetchone()
