@@ -131,6 +131,7 @@ PURE = [
     "moldau.transactions.requests",
     "moldau.transactions.shard",
     "moldau.transactions.state_topic",
+    "moldau.transactions.timeouts",
     "moldau.transactions.transaction_metadata",
     "moldau.transactions.verification_queue",
     "moldau.groups.records",

@@ -60,6 +60,7 @@ from moldau.transactions.verification import TransactionVerifier
 
 if TYPE_CHECKING:
     from moldau.http.server import HttpServer
+    from moldau.node.outbox_relay import OutboxRelay
 
 log = get_logger(__name__)
 
@@ -96,6 +97,7 @@ class Node:
         self._dispatcher: Dispatcher | None = None
         self.addresses: tuple[Address, ...] = ()
         """The advertised addresses; empty before the node starts."""
+        self._outbox_relay: OutboxRelay | None = None
         self._http: HttpServer | None = None
         self.http_address: str | None = None
         """The address of the HTTP server as host:port; None if it is off or the node has not started."""
@@ -119,8 +121,8 @@ class Node:
             self._auto_topic_creation,
             self._lag_sampler,
         )
-        http_errors = 0 if self._http is None else self._http.unexpected_errors
-        return sum(each.unexpected_errors for each in counters) + http_errors
+        optional = (each for each in (self._http, self._outbox_relay) if each is not None)
+        return sum(each.unexpected_errors for each in (*counters, *optional))
 
     async def start(self) -> None:
         """Starts the node and returns when clients are served. If the start fails, closes everything again."""
@@ -161,6 +163,7 @@ class Node:
         self._lag_sampler.start()
         self._broker.ready.set()
         self._exit_stack.push_async_callback(self._begin_shutdown)
+        self._start_outbox_relay()
         log.info(
             "ready",
             addresses=",".join(str(address) for address in self.addresses),
@@ -169,6 +172,15 @@ class Node:
             **({} if self.http_address is None else {"http": self.http_address}),
         )
         self._warn_of_overridden_min_isr()
+
+    def _start_outbox_relay(self) -> None:
+        if self._broker_settings.postgres_outbox_schema:
+            # Other nodes do not load the client and psycopg.
+            from moldau.node.outbox_relay import OutboxRelay
+
+            address = self.addresses[0]
+            relay = self._outbox_relay = OutboxRelay(self._broker_settings, f"{address.host}:{address.port}")
+            self._exit_stack.push_async_callback(relay.close)
 
     def _warn_of_unusable_batch_size(self) -> None:
         settings = self._broker_settings

@@ -364,6 +364,11 @@ class BrokerSettings:
         "Password of the Postgres user; if empty, the one in the URL of store, in PGPASSWORD or in ~/.pgpass.",
         is_sensitive=True,
     )
+    postgres_outbox_schema: str = setting(
+        "",
+        "Schema of an outbox in the database of store, which this node relays; empty to relay none.",
+        values="a name",
+    )
     http_port: int = setting(
         -1,
         "Port of the HTTP server: health, and the HTTP API. -1 turns it off; 0 picks a free port.",
@@ -443,6 +448,11 @@ class BrokerSettings:
             raise InvalidConfigError(
                 f"group.min.session.timeout.ms ({self.group_min_session_timeout_ms}) is greater than "
                 f"group.max.session.timeout.ms ({self.group_max_session_timeout_ms}): no member could join"
+            )
+        if self.postgres_outbox_schema and not self.uses_postgres:
+            raise InvalidConfigError(
+                "postgres.outbox.schema: a node relays an outbox in the database of its store only, and its store is "
+                f"{self.store}: run `moldau outbox relay` instead"
             )
         self.topic_defaults.check_conflicts()
 
