@@ -3,6 +3,7 @@ fails against Apache Kafka is a wrong test."""
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -18,6 +19,11 @@ STORE = os.environ.get("MOLDAU_TEST_STORE", "files")
 # Tests assert no speed: on a busy machine any example can take longer than hypothesis allows by default.
 hypothesis_settings.register_profile("moldau", deadline=None)
 hypothesis_settings.load_profile("moldau")
+
+
+# A shell that starts the tests in the background lets them ignore SIGINT, and so the processes that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

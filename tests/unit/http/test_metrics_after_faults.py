@@ -31,7 +31,11 @@ REPORT = QueryReport("revenue", "daily", "running", 1_000, "", "host", 1, "local
 def test_the_size_of_a_volume_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
     def written(data_dir: Path) -> str:
         settings = SimpleNamespace(static=SimpleNamespace(store="files", data_dir=str(data_dir)))
-        broker: Any = SimpleNamespace(platform=SimpleNamespace(disk=OsDisk()), settings=settings)
+        broker: Any = SimpleNamespace(
+            platform=SimpleNamespace(disk=OsDisk()),
+            settings=settings,
+            replica_manager=SimpleNamespace(store=MemoryLogStore()),
+        )
         return "".join(write_families(disk_families(broker)))
 
     assert "moldau_disk_size_bytes" in written(tmp_path)
