@@ -2,9 +2,11 @@
 
 import argparse
 import json
+import os
 import re
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import httpx
@@ -187,6 +189,18 @@ def describe_refusal(response: httpx.Response) -> str:
     except (ValueError, KeyError, TypeError):
         detail = response.text.strip()
     return detail if isinstance(detail, str) and detail else f"HTTP status {response.status_code}: {detail}"
+
+
+def run(main: Callable[[], int]) -> NoReturn:
+    """Runs a script and exits with its code."""
+    try:
+        code = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader of the output is gone. Python would print an error about the pipe at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    sys.exit(code)
 
 
 def _can_be_retried(response: httpx.Response) -> bool:

@@ -1,11 +1,10 @@
 """Prints the records of a topic-partition, and new ones when they arrive, until Ctrl+C."""
 
-import os
 import sys
 import time
 from typing import Any, NoReturn
 
-from brokers import ArgumentParser, Brokers, RequestFailedError, describe_refusal, positive_integer
+from brokers import ArgumentParser, Brokers, RequestFailedError, describe_refusal, positive_integer, run
 
 OK = 200
 POLL_INTERVAL_S = 0.2
@@ -29,10 +28,6 @@ def main() -> int:
         return 1
     except KeyboardInterrupt:
         return 0
-    except BrokenPipeError:
-        # The reader of the output is gone. Python would print an error about the pipe at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
 
 
 def consume(brokers: Brokers, topic_partition: str, batch_size: int) -> NoReturn:
@@ -57,4 +52,4 @@ def _text(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -1,8 +1,6 @@
 """Creates a topic and prints it as JSON."""
 
-import sys
-
-from brokers import ArgumentParser, Brokers, RequestFailedError, format_error, format_response, positive_integer
+from brokers import ArgumentParser, Brokers, RequestFailedError, format_error, format_response, positive_integer, run
 
 CREATED = 201
 
@@ -36,4 +34,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

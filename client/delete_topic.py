@@ -1,9 +1,8 @@
 """Deletes a topic. Prints nothing, or the error as JSON."""
 
-import sys
 from urllib.parse import quote
 
-from brokers import ArgumentParser, Brokers, RequestFailedError, format_error, format_response
+from brokers import ArgumentParser, Brokers, RequestFailedError, format_error, format_response, run
 
 NO_CONTENT = 204
 
@@ -25,4 +24,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

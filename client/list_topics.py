@@ -1,8 +1,6 @@
 """Prints all topics as JSON."""
 
-import sys
-
-from brokers import ArgumentParser, Brokers, RequestFailedError, format_error, format_response
+from brokers import ArgumentParser, Brokers, RequestFailedError, format_error, format_response, run
 
 OK = 200
 
@@ -19,4 +17,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

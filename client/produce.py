@@ -5,7 +5,7 @@ A record may be stored twice if its leader fails before it responds, because the
 
 import sys
 
-from brokers import ArgumentParser, Brokers, RequestFailedError, describe_refusal
+from brokers import ArgumentParser, Brokers, RequestFailedError, describe_refusal, run
 
 OK, NO_CONTENT = 200, 204
 INTERRUPTED = 130
@@ -95,4 +95,4 @@ def murmur2(data: bytes) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

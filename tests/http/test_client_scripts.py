@@ -122,6 +122,17 @@ def test_a_request_goes_to_the_leader_that_the_first_broker_names(start_broker: 
     assert (len(first.requests), len(second.requests), len(leader.requests)) == (1, 0, 1)
 
 
+def test_a_closed_pipe_ends_a_script_without_a_traceback(start_broker: StartBroker) -> None:
+    leader = start_broker(lambda *_: (200, {"topics": [TOPIC] * 1000}))
+    command = [sys.executable, str(CLIENT / "list_topics.py"), "-b", broker_list(leader.port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(60) == 1
+
+
 def test_the_next_broker_is_used_if_the_first_is_dead(start_broker: StartBroker) -> None:
     leader = start_broker(lambda *_: (204, None))
     done = run_script("delete_topic.py", "orders", brokers=broker_list(free_port(), leader.port))

@@ -162,6 +162,13 @@ def test_deleting_a_missing_topic_gets_404(node: HttpNode, name: str) -> None:
     assert "does not exist" in response.json()["detail"]
 
 
+@pytest.mark.parametrize("name", ["__consumer_offsets", "__transaction_state"])
+def test_internal_topics_are_not_created(node: HttpNode, name: str) -> None:
+    response = post(node, CREATE, topic_name=name, partition_count=3)
+    assert response.status_code == 400
+    assert response.json()["detail"] == f"topic {name} is internal: the cluster creates it when it is needed"
+
+
 def test_internal_topics_are_not_written(node: HttpNode) -> None:
     response = post(node, PRODUCE, topic_partition="__cluster_metadata-1")
     assert response.status_code == 404

@@ -52,7 +52,8 @@ def test_invalid_topics_are_rejected(broker: HttpBroker) -> None:
         response = api.post("/topics", json=body)
         assert error_code(response, 422) == "INVALID_FIELD"
         assert [each["field"] for each in response.json()["error"]["fields"]] == [field]
-    assert error_code(api.post("/topics", json={"name": ".."}), 400) == "INVALID_TOPIC_EXCEPTION"
+    for name in ("..", "__consumer_offsets", "__transaction_state"):
+        assert error_code(api.post("/topics", json={"name": name}), 400) == "INVALID_TOPIC_EXCEPTION"
     response = api.post("/topics", json={"name": "x", "replication_factor": 9})
     assert error_code(response, 400) == "INVALID_REPLICATION_FACTOR"
     assert error_code(api.post("/topics", json={"name": "x", "configs": {"no.such": "1"}}), 400) == "INVALID_CONFIG"

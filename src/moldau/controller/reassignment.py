@@ -31,6 +31,7 @@ def alter_partition_reassignments(
 ) -> CoordinatorResult[Record, list[PartitionResult]]:
     """Starts, changes or cancels reassignments. One whose target replicas are all in the ISR completes at once."""
     active = state.active_brokers()
+    leaderless = _topics_without_common_broker(state, reassignments)
     times_named = Counter((each.topic, each.partition) for each in reassignments)
     records: list[Record] = []
     results: dict[PartitionName, PartitionResult] = {}
@@ -47,6 +48,11 @@ def alter_partition_reassignments(
                 _cancel_reassignment(change, partition)
             else:
                 validate_manual_assignment(requested.replicas, state.image.brokers, None)
+                if name.topic in leaderless:
+                    raise InvalidReplicaAssignmentError(
+                        f"No broker would have a replica of all these partitions of {name.topic}, but with "
+                        "leader.follows.controller one broker leads them all."
+                    )
                 if not allow_rf_change:
                     _check_replication_factor(partition, len(requested.replicas))
                 _start_reassignment(change, partition, tuple(requested.replicas))
@@ -58,6 +64,16 @@ def alter_partition_reassignments(
                 records.append(record)
             results[name] = PartitionResult(name.topic, name.partition)
     return CoordinatorResult(check_batch_size(records), list(results.values()))
+
+
+def _topics_without_common_broker(state: ControllerState, reassignments: Iterable[Reassignment]) -> set[str]:
+    """Returns the topics with leader.follows.controller that no broker could lead after these reassignments, because
+    none would have a replica of all their partitions."""
+    common: dict[str, frozenset[int]] = {}
+    for each in reassignments:
+        if each.replicas is not None and each.topic in state.controller_led_topics:
+            common[each.topic] = common.get(each.topic, frozenset(each.replicas)).intersection(each.replicas)
+    return {topic for topic, brokers in common.items() if not brokers}
 
 
 def _check_replication_factor(partition: PartitionRegistration, requested: int) -> None:

@@ -16,6 +16,13 @@ def is_internal(name: str) -> bool:
     return name in INTERNAL_TOPICS
 
 
+def require_user_topic(name: str) -> None:
+    """Raises InvalidTopicError for the name of an internal topic. Coordinators create these with configs of their own,
+    without which committed offsets would expire like records."""
+    if is_internal(name):
+        raise InvalidTopicError(f"topic {name} is internal: the cluster creates it when it is needed")
+
+
 def validate_topic_name(name: str) -> None:
     """Raises InvalidTopicError for an invalid name. A valid name is also a safe directory name."""
     reason = _invalid_reason(name)

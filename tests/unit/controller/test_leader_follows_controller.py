@@ -15,7 +15,7 @@ from moldau.controller.elections import (
 )
 from moldau.controller.partition_index import PartitionName
 from moldau.controller.placement import majority_of_brokers
-from moldau.controller.reassignment import plan_drain
+from moldau.controller.reassignment import alter_partition_reassignments, plan_drain
 from moldau.controller.requests import (
     BrokerHeartbeat,
     ConfigChange,
@@ -252,6 +252,20 @@ def test_a_controller_without_a_replica_does_not_change_the_preferred_leader() -
     assert move(cluster) == []
     [result] = cluster.elect(ElectionType.PREFERRED, ("orders", 0))
     assert isinstance(result.error, ElectionNotNeededError)
+
+
+def test_a_reassignment_leaves_a_broker_that_can_lead_all_partitions() -> None:
+    cluster = cluster_with_orders(partitions=3)
+
+    def reassign(*targets: Sequence[int]) -> list[type[Exception]]:
+        requested = [Reassignment("orders", index, tuple(target)) for index, target in enumerate(targets)]
+        results = cluster.do(alter_partition_reassignments(cluster.state, requested, allow_rf_change=True))
+        return [type(each.error) for each in results if each.error is not None]
+
+    assert reassign([1], [2], [3]) == [InvalidReplicaAssignmentError] * 3
+    assert cluster.last_records == []
+    assert reassign([2, 3], [3, 2], [2]) == []
+    assert [each.replicas[0] for each in cluster.last_records if isinstance(each, PartitionChangeRecord)] == [2, 3, 2]
 
 
 def test_many_leaders_move_in_several_decisions() -> None:

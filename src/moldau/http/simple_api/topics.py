@@ -12,7 +12,7 @@ from moldau.controller.messages import error_from_code
 from moldau.controller.placement import majority_of_brokers
 from moldau.controller.requests import NewTopic
 from moldau.controller.state import LEADER_FOLLOWS_CONTROLLER
-from moldau.controller.topic_names import is_internal, validate_topic_name
+from moldau.controller.topic_names import is_internal, require_user_topic, validate_topic_name
 from moldau.errors import InvalidTopicError, TopicExistsError, UnknownTopicOrPartitionError
 from moldau.http.body import Context, RequestBody, body_schema, json_body
 from moldau.http.context import HttpContext
@@ -73,6 +73,7 @@ async def create_topic(context: Context, body: Annotated[NewTopicBody, Depends(j
     if "-" in name:
         raise InvalidTopicError(f"topic name {name} contains a dash")
     validate_topic_name(name)
+    require_user_topic(name)
     broker = context.broker
     if name in broker.metadata.committed_image.topics:
         raise _exists(name)

@@ -8,6 +8,7 @@ from pydantic import Field
 from moldau.client.admin.requester import single_result
 from moldau.client.admin.types import BROKER_DEFAULT, NewTopic
 from moldau.client.net.metadata import TopicInfo
+from moldau.controller.topic_names import require_user_topic
 from moldau.http.body import json_body
 from moldau.http.v1.errors import BODY_ERRORS, CONFLICT
 from moldau.http.v1.fields import (
@@ -109,6 +110,7 @@ async def list_topics(
 async def create_topic(
     state: State, body: Annotated[CreateTopicBody, Depends(json_body(CreateTopicBody))]
 ) -> CreatedTopicView:
+    require_user_topic(body.name)
     topic = NewTopic(
         body.name,
         BROKER_DEFAULT if body.partitions is None else body.partitions,
