@@ -1,5 +1,5 @@
-"""The Postgres log store beside bare COPY and SELECT: `python -m bench.postgres [--quick] [--url URL] [--out FILE]`
-writes bench/POSTGRES.md."""
+"""The Postgres log store beside bare COPY and SELECT, and a node on Postgres beside one with files:
+`python -m bench.postgres [--quick] [--out FILE]` writes bench/POSTGRES.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import os
 import platform
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +20,20 @@ import uvloop
 from rich.console import Console
 from tests.support.postgres import HOW_TO_GET_ONE, PostgresServer, find_servers
 
-from bench.report import Cell, Figures, Metric, Row, Table, count, decimals, render_summary, render_table
+from bench import postgres_nodes
+from bench.plan import FULL, QUICK, Bench
+from bench.report import (
+    Cell,
+    Figures,
+    Metric,
+    Row,
+    Table,
+    count,
+    decimals,
+    render_disturbed,
+    render_summary,
+    render_table,
+)
 from bench.run import commit_line, machine_line
 from moldau.logs.postgres.database import Database
 from moldau.logs.postgres.log import PostgresLog
@@ -246,6 +258,7 @@ def page(tables: Sequence[Table], facts: str, command: str) -> str:
         "# Postgres",
         f"Written by `{command}`.",
         facts,
+        render_disturbed(tables),
         render_summary(tables),
         METHOD.read_text(),
         "## Figures",
@@ -267,23 +280,19 @@ def _facts(server: str, plan: Plan, took_s: float) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.postgres", description="Measures the Postgres log store.")
     parser.add_argument("--quick", action="store_true", help="short runs")
-    parser.add_argument("--url", help="a server whose database may be used; by default one is started")
     parser.add_argument("--out", type=Path, help="default: bench/POSTGRES.md for a whole run, else shown")
     options = parser.parse_args()
     console = Console()
     plan = QUICK_PLAN if options.quick else FULL_PLAN
     began = time.monotonic()
-    with ExitStack() as stack:
-        url = options.url
-        if url is None:
-            found = find_servers()
-            if not found:
-                parser.error(HOW_TO_GET_ONE)
-            binaries = found[max(found, key=int)]
-            url = stack.enter_context(PostgresServer(binaries, settings=SERVER_SETTINGS)).url
-        with psycopg.connect(url) as connection:
+    found = find_servers()
+    if not found:
+        parser.error(HOW_TO_GET_ONE)
+    with PostgresServer(found[max(found, key=int)], settings=SERVER_SETTINGS) as running:
+        with psycopg.connect(running.url) as connection:
             server = f"Postgres {connection.execute('show server_version').fetchone()[0]}"  # type: ignore[index]
-        tables = uvloop.run(measure(url, plan, console))
+        tables: list[Table] = list(uvloop.run(measure(running.url, plan, console)))
+        tables += postgres_nodes.measure(Bench(QUICK if options.quick else FULL, console), running)
     command = "python -m bench.postgres" + " --quick" * options.quick
     text = page(tables, _facts(server, plan, time.monotonic() - began), command)
     out = options.out or (None if options.quick else RESULTS)
