@@ -18,7 +18,7 @@ from typing import NamedTuple
 PROJECT = Path(__file__).parents[1]
 PROOFS = PROJECT / "docs" / "proof"
 RESULT_LINES = re.compile(
-    r"^\d+ (passed|failed|seeds|runs|rows|kills|requests|leaders partitioned|s of full load|s, \d+ faults)\b"
+    r"^\d+ (passed|failed|samples|seeds|runs|rows|kills|requests|leaders partitioned|s of full load|s, \d+ faults)\b"
     r"|^at least | failed:$|trace [0-9a-f]"
 )
 
@@ -264,6 +264,14 @@ PROOFS_ALL = [
         ("-m", "tests.ack_modes", "--kills", "20", "--joins", "5", "--node-kills", "6"),
         keeps_all_output=True,
         sample="1 kill of each consumer, 2 of nodes",
+    ),
+    Proof(
+        "group-lag",
+        "Lag of groups in records and in seconds, and their rates, under a known load on three real nodes, over four "
+        "failovers of partition leader and coordinator: right to within one second for a stalled, a slow and a fast "
+        "group, and for a group with read_committed behind an open transaction.",
+        ("-m", "pytest", "-s", "-m", "slow", "tests/cluster/test_group_lag.py"),
+        sample="one failover",
     ),
     Proof(
         "exactly-once",
