@@ -7,7 +7,7 @@ import typer
 
 from moldau.cli.admin import run_admin
 from moldau.cli.console import make_table, out_console, print_json_lines, print_table
-from moldau.cli.end_offsets import print_waiting_records
+from moldau.cli.end_offsets import print_leaderless_partitions, print_waiting_records
 from moldau.cli.group.members import member_to_json, print_heading, print_members
 from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Group, IsolationLevel, Json
 from moldau.client.admin.group_offsets import describe_group_lag
@@ -44,6 +44,7 @@ def group_describe(
         print_members(description)
     else:
         _print_partitions(partitions, "last stable" if is_committed else "end")
+        print_leaderless_partitions(ends)
         print_waiting_records(ends)
 
 

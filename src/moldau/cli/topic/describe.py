@@ -7,7 +7,7 @@ import typer
 
 from moldau.cli.admin import list_partitions, run_admin
 from moldau.cli.console import make_table, out_console, print_json_lines, print_table
-from moldau.cli.end_offsets import print_waiting_records
+from moldau.cli.end_offsets import print_leaderless_partitions, print_waiting_records
 from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Json, Topic
 from moldau.client.admin.admin import Admin
 from moldau.client.admin.group_offsets import EndOffsets, list_end_offsets
@@ -36,7 +36,7 @@ def topic_describe(
     async def operation(admin: Admin) -> tuple[TopicInfo, Offsets, EndOffsets, dict[str, ConfigEntry]]:
         topic = await admin.describe_topic(name)
         partitions = await list_partitions(admin, [name])
-        first = await admin.list_offsets(dict.fromkeys(partitions, EARLIEST))
+        first, _ = await admin.list_available_offsets(dict.fromkeys(partitions, EARLIEST))
         ends = await list_end_offsets(admin, partitions)
         return topic, first, ends, await admin.topic_configs(name)
 
@@ -61,6 +61,7 @@ def topic_describe(
             *("-" if offset is None else str(offset) for offset in offsets),
         )
     print_table(rows)
+    print_leaderless_partitions(ends)
     print_waiting_records(ends)
     if shown:
         out_console.print()

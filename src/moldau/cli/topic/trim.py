@@ -1,7 +1,7 @@
 """`moldau topic trim`: deletes the oldest records of a topic."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -23,7 +23,7 @@ from moldau.cli.progress import run_in_batches
 from moldau.cli.reassignment import find_partitions
 from moldau.client.admin.admin import Admin
 from moldau.client.consumer.offset_lookup import EARLIEST, LATEST
-from moldau.client.errors import KafkaError
+from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.record import TopicPartition
 
 PARTITIONS_PER_REQUEST = 100
@@ -107,7 +107,9 @@ async def _plan(
             f"{topic} has cleanup.policy={policy.value}: only compaction deletes its records. To trim it, run `moldau "
             f"topic alter {topic} --config cleanup.policy=compact,delete` first."
         )
-    starts = await admin.list_offsets(dict.fromkeys(selected, EARLIEST))
+    starts, without_leader = await admin.list_available_offsets(dict.fromkeys(selected, EARLIEST))
+    if without_leader:
+        raise _leader_error(topic, without_leader, selected)
     ends = await admin.list_offsets(dict.fromkeys(selected, LATEST))
     at_time = await admin.list_offsets(dict.fromkeys(selected, position.value)) if position.to == "time" else {}
     plan: dict[TopicPartition, Trim] = {}
@@ -123,6 +125,19 @@ async def _plan(
         }[position.to]
         plan[each] = Trim(start, min(max(wanted, start), end), end)
     return plan
+
+
+def _leader_error(
+    topic: str, without_leader: Collection[TopicPartition], selected: Sequence[TopicPartition]
+) -> KafkaError:
+    """Returns why nothing is deleted. A deletion cannot be undone, so the user decides whether to trim the others."""
+    names = ", ".join(map(str, sorted(without_leader)))
+    verb = "has" if len(without_leader) == 1 else "have"
+    text = f"{names} {verb} no leader, so nothing was deleted."
+    others = [f"--partition {each.partition}" for each in selected if each not in without_leader]
+    if others:
+        text += f" To trim only the other partitions of {topic}, add {' '.join(others)}."
+    return KafkaError(ErrorCode.leader_not_available, text)
 
 
 def _print_plan(plan: dict[TopicPartition, Trim]) -> None:

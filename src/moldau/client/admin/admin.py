@@ -252,11 +252,29 @@ class Admin:
         A time is in milliseconds since 1970, or EARLIEST, LATEST or MAX_TIMESTAMP. Partitions without such a record are
         left out. Raises KafkaError if a partition cannot be queried.
         """
+        return await self._list_offsets(times, isolation_level, None)
+
+    async def list_available_offsets(
+        self, times: Mapping[TopicPartition, int], *, isolation_level: int = 0
+    ) -> tuple[dict[TopicPartition, OffsetAndTimestamp], set[TopicPartition]]:
+        """Returns the offsets of `list_offsets`, and at once the partitions without a leader, which have none."""
+        without_leader: set[TopicPartition] = set()
+        return await self._list_offsets(times, isolation_level, without_leader), without_leader
+
+    async def _list_offsets(
+        self, times: Mapping[TopicPartition, int], isolation_level: int, without_leader: set[TopicPartition] | None
+    ) -> dict[TopicPartition, OffsetAndTimestamp]:
         _, failures = await find_leaders(self.cluster, list(times))
         for failure in failures.values():
             if failure.code == ErrorCode.unknown_topic_or_partition:
                 raise failure
-        return await list_offsets(self.cluster, times, isolation_level=isolation_level, timeout_ms=self._timeout_ms)
+        return await list_offsets(
+            self.cluster,
+            times,
+            isolation_level=isolation_level,
+            timeout_ms=self._timeout_ms,
+            without_leader=without_leader,
+        )
 
     async def elect_leaders(
         self, kind: ElectionType, partitions: Iterable[TopicPartition] | None = None

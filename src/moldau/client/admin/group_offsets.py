@@ -17,6 +17,8 @@ class EndOffsets(NamedTuple):
     high_watermarks: dict[TopicPartition, int]
     last_stable_offsets: dict[TopicPartition, int]
     """Consumers with read_committed read up to here."""
+    without_leader: frozenset[TopicPartition] = frozenset()
+    """Partitions whose ends are unknown because they have no leader."""
 
     @property
     def waiting(self) -> dict[TopicPartition, int]:
@@ -51,14 +53,18 @@ class OffsetChange(NamedTuple):
 
 
 async def list_end_offsets(admin: Admin, partitions: Iterable[TopicPartition]) -> EndOffsets:
+    """Returns the ends of partitions. Partitions without a leader are not waited for."""
     times = dict.fromkeys(partitions, LATEST)
     if not times:
         return EndOffsets({}, {})
     # In this order, records that are written meanwhile do not look as if they waited for a transaction.
-    ends = await admin.list_offsets(times, isolation_level=READ_UNCOMMITTED)
-    stable = await admin.list_offsets(times, isolation_level=READ_COMMITTED)
+    ends, leaderless = await admin.list_available_offsets(times, isolation_level=READ_UNCOMMITTED)
+    times = dict.fromkeys(ends, LATEST)
+    stable, lost_leader = await admin.list_available_offsets(times, isolation_level=READ_COMMITTED)
     return EndOffsets(
-        {each: found.offset for each, found in ends.items()}, {each: found.offset for each, found in stable.items()}
+        {each: found.offset for each, found in ends.items() if each in stable},
+        {each: found.offset for each, found in stable.items()},
+        frozenset(leaderless | lost_leader),
     )
 
 

@@ -25,12 +25,18 @@ OffsetsCallback = Callable[[dict[TopicPartition, OffsetAndTimestamp]], None]
 
 
 async def list_offsets(
-    cluster: Cluster, times: Mapping[TopicPartition, int], *, isolation_level: int = 0, timeout_ms: int | None = None
+    cluster: Cluster,
+    times: Mapping[TopicPartition, int],
+    *,
+    isolation_level: int = 0,
+    timeout_ms: int | None = None,
+    without_leader: set[TopicPartition] | None = None,
 ) -> dict[TopicPartition, OffsetAndTimestamp]:
     """Returns the offset of each partition's first record at or after its time in `times`.
 
     A time is in milliseconds since 1970, or EARLIEST, LATEST or MAX_TIMESTAMP. Partitions without such a record are
-    left out. Raises KafkaError if a partition cannot be queried.
+    left out. Raises KafkaError if a partition cannot be queried. If `without_leader` is set, partitions that have no
+    leader are added to it, and are neither waited for nor an error.
     """
     found: dict[TopicPartition, OffsetAndTimestamp] = {}
     remaining = dict(times)
@@ -45,7 +51,11 @@ async def list_offsets(
     while remaining:
         failure: KafkaError | None = None
         by_leader: dict[int, dict[TopicPartition, int]] = {}
-        for partition, time in remaining.items():
+        for partition, time in list(remaining.items()):
+            if without_leader is not None and _has_no_leader(cluster, partition):
+                without_leader.add(partition)
+                del remaining[partition]
+                continue
             try:
                 leader = await cluster.leader_of(partition, timeout_ms=retry.remaining_ms)
             except KafkaError as error:
@@ -54,9 +64,15 @@ async def list_offsets(
                 by_leader.setdefault(leader, {})[partition] = time
         failure = await _query_leaders(cluster, by_leader, isolation_level, retry, on_offsets) or failure
         if failure is not None:
-            await retry.wait_or_raise(failure)
+            await retry.wait_or_raise(retry.cause(failure))
             cluster.refresh_soon()
     return found
+
+
+def _has_no_leader(cluster: Cluster, partition: TopicPartition) -> bool:
+    """Returns whether a partition exists and has no leader, according to the current metadata."""
+    known = cluster.partition_info(partition)
+    return known is not None and known.leader == NO_LEADER
 
 
 async def list_offsets_once(

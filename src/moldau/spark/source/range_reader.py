@@ -202,9 +202,13 @@ class RangeReader:
         """Returns the earliest offset and the end offset of the partition."""
         assert self._cluster is not None
         level = self._options.fetch_options.isolation_level
-        options = {"isolation_level": level, "timeout_ms": _LOG_OFFSETS_TIMEOUT_MS}
         first, last = await asyncio.gather(
-            *(list_offsets(self._cluster, {self._partition: each}, **options) for each in (EARLIEST, LATEST))
+            *(
+                list_offsets(
+                    self._cluster, {self._partition: each}, isolation_level=level, timeout_ms=_LOG_OFFSETS_TIMEOUT_MS
+                )
+                for each in (EARLIEST, LATEST)
+            )
         )
         return first[self._partition].offset, last[self._partition].offset
 

@@ -710,6 +710,20 @@ def test_invalid_list_offsets_responses_are_errors() -> None:
     with_cluster(test, {ApiKey.LIST_OFFSETS: lambda _: next(answers)})
 
 
+def test_the_error_after_a_timeout_is_the_last_cause() -> None:
+    async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
+        causes = iter([KafkaError(ErrorCode.leader_not_available, "orders-0 has no leader")])
+
+        async def leader_of(*_: Any, **__: Any) -> int:
+            raise next(causes, RequestTimedOutError("no broker returned metadata within 1 ms"))
+
+        cluster.leader_of = leader_of  # type: ignore[method-assign]
+        with pytest.raises(KafkaError, match="orders-0 has no leader"):
+            await list_offsets(cluster, {ORDERS: EARLIEST}, timeout_ms=250)
+
+    with_cluster(test, {})
+
+
 def test_a_partition_missing_from_all_responses_is_an_error() -> None:
     async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
         with pytest.raises(KafkaError, match="the response lacks orders-0"):
