@@ -125,7 +125,9 @@ class Watcher:
                 if isinstance(sample, GroupLagSample):
                     for each in sample.partitions:
                         known = self.samples[group]
-                        if not known or known[-1].sampled_ms < each.lag.sampled_ms:
+                        # The lag can be unknown during a failover.
+                        is_known = each.lag.state is not LagState.UNKNOWN
+                        if is_known and (not known or known[-1].sampled_ms < each.lag.sampled_ms):
                             known.append(each.lag)
             await asyncio.sleep(self.interval_ms / 2_000)
 

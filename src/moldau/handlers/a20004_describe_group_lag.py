@@ -1,11 +1,12 @@
 """DescribeGroupLag: returns the latest sample of the lag of groups (an API of Moldau).
 
 Only the coordinator of a group has samples; another broker returns NOT_COORDINATOR. An empty list of groups means all
-groups of the broker. Partitions that were not sampled yet are sampled now. Unknown times and rates are -1. The member
-is the one to which the partition is assigned.
+groups of the broker. Partitions that were not sampled yet are sampled now. Unknown offsets, lags, times and rates are
+-1. The member is the one to which the partition is assigned.
 """
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 from moldau.concurrency.time_slice import TimeSlice
 from moldau.error_codes import error_code, error_message
@@ -23,6 +24,8 @@ from moldau.wire.messages import (
     DescribeGroupLagResponseGroupLagSample,
     DescribeGroupLagResponsePartitionLagSample,
 )
+
+T = TypeVar("T", int, float)
 
 UNKNOWN = -1
 
@@ -68,6 +71,10 @@ async def _group_response(broker: Broker, sampler: LagSampler, group_id: str) ->
     }
 
 
+def _or_unknown(value: T | None) -> T | int:
+    return UNKNOWN if value is None else value
+
+
 def _owners(description: GroupDescription) -> dict[TopicPartition, MemberMetadataValue]:
     """Returns the member to which each partition is assigned."""
     owners: dict[TopicPartition, MemberMetadataValue] = {}
@@ -91,15 +98,15 @@ def _partition_response(
         "sampled_ms": lag.sampled_ms,
         "state": str(lag.state),
         "committed_offset": lag.committed_offset,
-        "high_watermark": lag.high_watermark,
-        "last_stable_offset": lag.last_stable_offset,
-        "log_start_offset": lag.log_start_offset,
+        "high_watermark": _or_unknown(lag.high_watermark),
+        "last_stable_offset": _or_unknown(lag.last_stable_offset),
+        "log_start_offset": _or_unknown(lag.log_start_offset),
         "is_read_committed": lag.is_read_committed,
-        "lag_records": lag.lag_records,
-        "lag_ms": UNKNOWN if lag.lag_ms is None else lag.lag_ms,
+        "lag_records": _or_unknown(lag.lag_records),
+        "lag_ms": _or_unknown(lag.lag_ms),
         "is_append_time": lag.is_append_time,
-        "commit_rate": UNKNOWN if lag.commit_rate is None else lag.commit_rate,
-        "produce_rate": UNKNOWN if lag.produce_rate is None else lag.produce_rate,
+        "commit_rate": _or_unknown(lag.commit_rate),
+        "produce_rate": _or_unknown(lag.produce_rate),
         "commit_timestamp_ms": lag.commit_timestamp_ms,
         "member_id": None if owner is None else owner.member_id,
         "client_id": None if owner is None else owner.client_id,

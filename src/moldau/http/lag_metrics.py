@@ -1,7 +1,8 @@
 """The metrics of consumer groups, from the node that coordinates them.
 
-Names are those of kafka_exporter, and for seconds those of kafka-lag-exporter, which calls the label `group`. Groups
-can have many thousand partitions together, so they are written in slices.
+Names are those of kafka_exporter, and for seconds those of kafka-lag-exporter, which calls the label `group`. As with
+kafka_exporter, a partition whose lag is unknown, for example without a leader, has a committed offset and no lag.
+Groups can have many thousand partitions together, so they are written in slices.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -32,11 +33,17 @@ class _Sums:
     def __init__(self) -> None:
         self.offsets: dict[str, int] = {}
         self.records: dict[str, int] = {}
+        """Without topics of which a part of the lag is unknown: a sum of the others would look as if the lag fell."""
+        self._unknown_topics: set[str] = set()
         self.lag_ms: dict[str, int] = {}
 
     def add(self, group: str, topic: str, lag: PartitionLag) -> None:
         self.offsets[topic] = self.offsets.get(topic, 0) + lag.committed_offset
-        self.records[topic] = self.records.get(topic, 0) + lag.lag_records
+        if lag.lag_records is None:
+            self._unknown_topics.add(topic)
+            self.records.pop(topic, None)
+        elif topic not in self._unknown_topics:
+            self.records[topic] = self.records.get(topic, 0) + lag.lag_records
         if lag.lag_ms is not None:
             self.lag_ms[group] = max(lag.lag_ms, self.lag_ms.get(group, 0))
 
@@ -53,9 +60,11 @@ def lag_families(sampler: LagSampler) -> Iterator[MetricFamily | None]:
         slices.append([row for row in part if row is not None])
         yield PAUSE
 
-    def integers(read: Callable[[PartitionLag], int]) -> Iterator[SampleBlock]:
+    def integers(read: Callable[[PartitionLag], int | None]) -> Iterator[SampleBlock]:
+        """Yields the values that are not unknown."""
         for rows in slices:
-            yield SampleBlock([f"{{consumergroup={row.labels}}}" for row in rows], [read(row.lag) for row in rows])
+            found = [(row.labels, value) for row in rows if (value := read(row.lag)) is not None]
+            yield SampleBlock([f"{{consumergroup={labels}}}" for labels, _ in found], [value for _, value in found])
 
     def known(read: Callable[[PartitionLag], float | None], label: str = "consumergroup") -> Iterator[SampleBlock]:
         """Yields the values that are not unknown."""
@@ -92,7 +101,7 @@ def lag_families(sampler: LagSampler) -> Iterator[MetricFamily | None]:
     yield gauge(
         f"{prefix}_read_committed",
         "Whether the lag is relative to the last stable offset.",
-        integers(lambda lag: int(lag.is_read_committed)),
+        integers(lambda lag: None if lag.lag_records is None else int(lag.is_read_committed)),
     )
 
 
@@ -110,11 +119,11 @@ def _rows(groups: Iterable[tuple[str, GroupLagSample]], members: dict[str, int],
         yield None
 
 
-def _committed_offset(lag: PartitionLag) -> int:
+def _committed_offset(lag: PartitionLag) -> int | None:
     return lag.committed_offset
 
 
-def _lag_records(lag: PartitionLag) -> int:
+def _lag_records(lag: PartitionLag) -> int | None:
     return lag.lag_records
 
 

@@ -17,7 +17,7 @@ from moldau.groups.records import CommittedOffset
 from moldau.groups.requests import GroupState, TopicPartition
 from moldau.lag.isolation_levels import ConsumerIsolationLevels
 from moldau.lag.partition_progress import PartitionProgress, read_progress
-from moldau.lag.state import NO_RECORD, Observation, PartitionLagTracker
+from moldau.lag.state import NO_RECORD, LagState, Observation, PartitionLagTracker, unknown_lag
 from moldau.metadata.image import NO_LEADER, MetadataImage
 from moldau.metadata.loader import MetadataLoader
 from moldau.observe.logging import get_logger
@@ -44,7 +44,7 @@ RETRY_DELAY_MS = 500
 RETRIES_MAX = 3
 """How often partitions without a result are sampled again before the next regular sample."""
 STALE_SAMPLES_MAX = 3
-"""A partition without a result for this many intervals is removed."""
+"""If the leader of a partition does not respond for this many intervals, the lag becomes unknown."""
 
 Queries = dict[TopicPartition, dict[int, None]]
 """The committed offsets of each partition, without duplicates."""
@@ -65,6 +65,14 @@ class _Found(NamedTuple):
     read_committed_clients: frozenset[tuple[str, str]]
 
 
+class _PartitionReading(NamedTuple):
+    partition: TopicPartition
+    committed: CommittedOffset
+    tracker: PartitionLagTracker
+    leader: int
+    is_due: bool
+
+
 class _GroupReading(NamedTuple):
     """A group and the offsets that are sampled in this cycle."""
 
@@ -74,8 +82,7 @@ class _GroupReading(NamedTuple):
     """Client id and client host of each member."""
     now_ms: int
     wall_ms: int
-    offsets: list[tuple[TopicPartition, CommittedOffset, PartitionLagTracker, bool]]
-    """Each with its tracker, and whether it is due."""
+    offsets: list[_PartitionReading]
 
 
 class LagSampler:
@@ -149,11 +156,17 @@ class LagSampler:
         return sample if sample is not None and self._groups.coordinates(group_id) else None
 
     def has_sampled(self, group_id: str) -> bool:
-        """Returns whether the latest sample has all partitions of a group. The group may have committed since then."""
+        """Returns whether the latest sample has all partitions of a group, as far as they have leaders.
+
+        The group may have committed since then.
+        """
         sample, reading = self._samples.get(group_id), self._read(group_id, self._metadata.image)
         if sample is None or reading is None:
             return reading is None
-        return all(partition in sample.partitions for partition, *_ in reading.offsets)
+        return all(
+            each.partition in sample.partitions and (each.tracker.is_known or each.leader == NO_LEADER)
+            for each in reading.offsets
+        )
 
     def read_all(self) -> Iterator[tuple[str, GroupLagSample]]:
         """Yields the latest sample of each group that this node still coordinates."""
@@ -225,32 +238,41 @@ class LagSampler:
             reading = self._read(group_id, image)
             if reading is not None:
                 readings.append(reading)
-                for partition, committed, _, is_due in reading.offsets:
-                    if is_due:
-                        leader = _leader(image, partition)
-                        queries.setdefault(leader, {}).setdefault(partition, {})[committed.offset] = None
+                for each in reading.offsets:
+                    if each.is_due:
+                        offsets = queries.setdefault(each.leader, {}).setdefault(each.partition, {})
+                        offsets[each.committed.offset] = None
             await time_slice.yield_if_used()
         found: dict[TopicPartition, _Found] = {}
-        for each in await asyncio.gather(*(self._query(leader, queries[leader]) for leader in sorted(queries))):
-            found.update(each)
+        for results in await asyncio.gather(*(self._query(leader, queries[leader]) for leader in sorted(queries))):
+            found.update(results)
         samples: dict[str, GroupLagSample] = {}
         is_complete = True
         for reading in readings:
             partitions = {}
-            for partition, committed, tracker, is_due in reading.offsets:
-                if is_due:
-                    result = found.get(partition)
+            for each in reading.offsets:
+                if each.is_due:
+                    result = found.get(each.partition)
                     if result is None:
                         is_complete = False
+                        self._record_failure(reading, each)
                     else:
-                        tracker.observe(_observation(reading, committed, result), self.interval_ms)
-                sampled_ms = tracker.sampled_ms
-                if sampled_ms is not None and reading.now_ms - sampled_ms <= STALE_SAMPLES_MAX * self.interval_ms:
-                    partitions[partition] = tracker
+                        each.tracker.observe(_observation(reading, each.committed, result), self.interval_ms)
+                partitions[each.partition] = each.tracker
                 await time_slice.yield_if_used()
             samples[reading.group_id] = GroupLagSample(reading.state, len(reading.members), partitions)
         self._samples = samples
         return is_complete
+
+    def _record_failure(self, reading: _GroupReading, failed: _PartitionReading) -> None:
+        """Sets the lag to unknown if there is no leader. Otherwise the earlier result holds for some intervals."""
+        observed_ms = failed.tracker.observed_ms
+        is_stale = observed_ms is None or reading.now_ms - observed_ms > STALE_SAMPLES_MAX * self.interval_ms
+        if failed.leader == NO_LEADER or is_stale:
+            state = LagState.NO_LEADER if failed.leader == NO_LEADER else LagState.UNKNOWN
+            committed = failed.committed
+            lag = unknown_lag(state, reading.wall_ms, committed.offset, committed.commit_timestamp_ms)
+            failed.tracker.set_unknown(reading.now_ms, lag, keeps_samples=not is_stale)
 
     def _read(self, group_id: str, image: MetadataImage) -> _GroupReading | None:
         group = self._groups.read_group(group_id)
@@ -266,8 +288,12 @@ class LagSampler:
                 if tracker is None:
                     tracker = PartitionLagTracker()
                 # A sample out of turn leaves out what the last regular one has found.
-                is_due = tracker.sampled_ms is None or now_ms - tracker.sampled_ms >= self.interval_ms // 2
-                offsets.append((partition, committed, tracker, is_due))
+                is_due = (
+                    tracker.sampled_ms is None
+                    or not tracker.is_known
+                    or now_ms - tracker.sampled_ms >= self.interval_ms // 2
+                )
+                offsets.append(_PartitionReading(partition, committed, tracker, _leader(image, partition), is_due))
         return _GroupReading(group_id, group.state, group.members, now_ms, self._clock.wall_ms(), offsets)
 
     # Requests to leaders

@@ -33,6 +33,10 @@ class LagState(StrEnum):
     """The group has committed a lower offset than before."""
     LOST_RECORDS = "lost_records"
     """Records that the group has not read were deleted: the committed offset is below the start of the log."""
+    NO_LEADER = "no_leader"
+    """The partition has no leader, so its end and the lag are unknown."""
+    UNKNOWN = "unknown"
+    """The leader of the partition did not respond."""
 
 
 class Observation(NamedTuple):
@@ -58,19 +62,19 @@ class Observation(NamedTuple):
 
 
 class PartitionLag(NamedTuple):
-    """The result of the latest sample. None means unknown."""
+    """The result of the latest sample. None means unknown, as are ends and lag without a response of the leader."""
 
     sampled_ms: int
     """The wall clock time of the sample."""
     state: LagState
     committed_offset: int
     commit_timestamp_ms: int
-    high_watermark: int
-    last_stable_offset: int
-    log_start_offset: int
+    high_watermark: int | None
+    last_stable_offset: int | None
+    log_start_offset: int | None
     is_read_committed: bool
     """Whether the lag is relative to the last stable offset. Otherwise it is relative to the high watermark."""
-    lag_records: int
+    lag_records: int | None
     """As in Kafka, the distance of offsets: control records and compacted records count."""
     lag_ms: int | None
     """How long ago the first unread record was appended; 0 if there is none."""
@@ -84,12 +88,33 @@ class PartitionLag(NamedTuple):
     @property
     def catch_up_s(self) -> float | None:
         """The estimated time until the lag is 0; infinite if the group does not catch up."""
+        if self.lag_records is None:
+            return None
         if not self.lag_records:
             return 0.0
         if self.commit_rate is None or self.produce_rate is None:
             return None
         gain = self.commit_rate - self.produce_rate
         return self.lag_records / gain if gain > 0 else inf
+
+
+def unknown_lag(state: LagState, wall_ms: int, committed_offset: int, commit_timestamp_ms: int) -> PartitionLag:
+    """Returns the lag of a partition whose leader is missing or did not respond: only the commit is known."""
+    return PartitionLag(
+        sampled_ms=wall_ms,
+        state=state,
+        committed_offset=committed_offset,
+        commit_timestamp_ms=commit_timestamp_ms,
+        high_watermark=None,
+        last_stable_offset=None,
+        log_start_offset=None,
+        is_read_committed=False,
+        lag_records=None,
+        lag_ms=None,
+        is_append_time=False,
+        commit_rate=None,
+        produce_rate=None,
+    )
 
 
 class _Window(NamedTuple):
@@ -105,20 +130,27 @@ class _Window(NamedTuple):
 class PartitionLagTracker:
     """The samples of one partition of a group."""
 
-    __slots__ = ("_is_read_committed", "_values", "lag")
+    __slots__ = ("_is_read_committed", "_values", "lag", "sampled_ms")
 
     def __init__(self) -> None:
         self.lag: PartitionLag | None = None
+        self.sampled_ms: int | None = None
+        """The monotonic time of the latest sample, with or without a result."""
         self._is_read_committed = False
         # The values of one sample after those of another: an array needs a tenth of the memory of tuples.
         self._values = array("q")
 
     @property
-    def sampled_ms(self) -> int | None:
-        """The monotonic time of the latest sample."""
+    def observed_ms(self) -> int | None:
+        """The monotonic time of the latest sample with a result."""
         return self._values[-_FIELD_COUNT] if self._values else None
 
+    @property
+    def is_known(self) -> bool:
+        return self.lag is not None and self.lag.lag_records is not None
+
     def observe(self, found: Observation, interval_ms: int) -> PartitionLag:
+        self.sampled_ms = found.now_ms
         self._is_read_committed = is_read_committed(found, self._is_read_committed)
         end_offset = found.last_stable_offset if self._is_read_committed else found.high_watermark
         lag_records = max(0, end_offset - found.committed_offset)
@@ -144,6 +176,14 @@ class PartitionLagTracker:
             commit_rate=_rate(window.times_ms, window.committed_offsets),
             produce_rate=_rate(window.times_ms, window.high_watermarks),
         )
+        return self.lag
+
+    def set_unknown(self, now_ms: int, lag: PartitionLag, *, keeps_samples: bool) -> PartitionLag:
+        """Records a sample without a result; see `unknown_lag`. Earlier samples count again after a short gap only."""
+        self.sampled_ms = now_ms
+        self.lag = lag._replace(is_read_committed=self._is_read_committed)
+        if not keeps_samples:
+            del self._values[:]
         return self.lag
 
 

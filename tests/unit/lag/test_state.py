@@ -15,6 +15,7 @@ from moldau.lag.state import (
     PartitionLag,
     PartitionLagTracker,
     is_read_committed,
+    unknown_lag,
 )
 
 START_MS = 1_700_000_000_000
@@ -144,6 +145,19 @@ def test_what_a_group_commits_shows_how_it_reads(
     observation = Observation(0, 0, committed, commit_ms, 100, 80, 0, unread_offset, unread_ms)
     for previously in (False, True):
         assert is_read_committed(observation, previously) is (previously if expected is None else expected)
+
+
+@pytest.mark.parametrize(("keeps_samples", "commit_rate"), [(True, 4), (False, None)])
+def test_only_the_commit_is_known_without_a_leader(keeps_samples: bool, commit_rate: float | None) -> None:
+    tracker = PartitionLagTracker()
+    tracker.observe(found(1, 4, 10), INTERVAL_MS)
+    unknown = unknown_lag(LagState.NO_LEADER, START_MS + 2_000, 8, START_MS + 2_000)
+    lag = tracker.set_unknown(2_000, unknown, keeps_samples=keeps_samples)
+    assert (tracker.lag, tracker.is_known, tracker.sampled_ms) == (lag, False, 2_000)
+    assert (lag.committed_offset, lag.state) == (8, "no_leader")
+    assert lag.lag_records is lag.high_watermark is lag.lag_ms is lag.catch_up_s is lag.commit_rate is None
+    assert tracker.observe(found(3, 12, 30), INTERVAL_MS).commit_rate == commit_rate
+    assert tracker.is_known
 
 
 def test_the_lag_of_a_read_committed_group_ends_at_the_last_stable_offset() -> None:

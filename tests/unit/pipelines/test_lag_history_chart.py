@@ -81,6 +81,20 @@ def test_lag_is_summed_over_partitions_and_rates_over_topics(table: Path) -> Non
     assert {"23:30", "01 Feb"} <= set(shown)
 
 
+def test_a_line_has_a_gap_while_the_lag_of_a_partition_is_unknown(tmp_path: Path) -> None:
+    rows = list(samples())
+    for row in rows:
+        if row.get("group") == "billing" and row["partition"] and row["time"] >= START + timedelta(hours=1):
+            row["lag_records"] = row["lag_ms"] = row["commit_rate"] = None
+    write_deltalake(tmp_path / "table", pa.Table.from_pylist(rows, SCHEMA))
+    chart = draw_lag_history(tmp_path / "table", HistoryFilter())
+    (lag, *_), (other, *_) = lines(chart, "billing"), lines(chart, "<mailer>")
+
+    heights = [y for _, y in lag]
+    assert heights == sorted(heights, reverse=True), "the lag of the other partition alone would be lower"
+    assert 0.45 < (lag[-1][0] - lag[0][0]) / (other[-1][0] - other[0][0]) < 0.55
+
+
 def test_a_growing_lag_is_a_rising_line(table: Path) -> None:
     lag, *_ = lines(draw_lag_history(table, HistoryFilter()), "billing")
 

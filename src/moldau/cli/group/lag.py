@@ -4,6 +4,7 @@ import asyncio
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import nullcontext
 from math import ceil, inf, isfinite
@@ -136,7 +137,7 @@ def render(samples: Sequence[GroupLagSample], size: ConsoleDimensions, error: Ka
     """Returns the summary and a table that fit into a terminal. If not all partitions fit, the worst are shown."""
     rows = _rows(samples)
     row_count = max(1, size.height - 3 - (error is not None))
-    parts: list[Any] = [Text(_summary(samples), style="bold")]
+    parts: list[Any] = [Text(_summary(samples), style="bold", no_wrap=True, overflow="ellipsis")]
     if len(rows) > row_count:
         rows.sort(key=_severity)
         hidden = pluralize(len(rows) - row_count + 1, "more partition")
@@ -157,30 +158,58 @@ def _print_samples(samples: Sequence[GroupLagSample], *, with_time: bool) -> Non
     out_console.print(_summary(samples), markup=False)
     print_table(_table(_rows(samples), out_console.width if sys.stdout.isatty() else None))
     lags = [each.lag for group in samples for each in group.partitions]
-    if not with_time and lags and all(lag.commit_rate is None for lag in lags):
+    if (
+        not with_time
+        and any(lag.lag_records is not None for lag in lags)
+        and all(lag.commit_rate is None for lag in lags)
+    ):
         interval_s = samples[0].interval_ms / 1_000
         print_notice(f"This is the first sample: there are rates after the next one, in {interval_s:g} s.")
 
 
 def _summary(samples: Sequence[GroupLagSample]) -> str:
     lags = [each.lag for group in samples for each in group.partitions]
-    times = [lag.lag_ms for lag in lags if lag.lag_ms is not None]
-    not_ok = sum(lag.state is not LagState.OK for lag in lags)
     name = samples[0].group if len(samples) == 1 else pluralize(len(samples), "group")
-    return (
-        f"{name}: {pluralize(sum(lag.lag_records for lag in lags), 'record')} behind, at most "
-        f"{format_ms(max(times, default=0))}; {pluralize(not_ok, 'partition')} of {len(lags)} not ok"
-    )
+    if not lags:
+        return f"{name}: no committed offsets"
+    return f"{name}: {_total_lag(lags)}; {_state_counts(lags)}"
+
+
+def _total_lag(lags: Sequence[PartitionLag]) -> str:
+    known = [lag.lag_records for lag in lags if lag.lag_records is not None]
+    if not known:
+        return "lag unknown"
+    text = "no records behind" if not sum(known) else f"{pluralize(sum(known), 'record')} behind"
+    if len(known) < len(lags):
+        text = f"lag unknown, at least {text}" if sum(known) else "lag unknown"
+    time_ms = max((lag.lag_ms for lag in lags if lag.lag_ms is not None), default=0)
+    return f"{text}, at most {format_ms(time_ms)}" if time_ms and len(known) == len(lags) else text
+
+
+def _state_counts(lags: Sequence[PartitionLag]) -> str:
+    """Returns how many partitions are not ok, and why if that is the same, such as `1 of 3 partitions: stopped`."""
+    counts = Counter(lag.state for lag in lags if lag.state is not LagState.OK)
+    partitions = pluralize(len(lags), "partition")
+    if not counts:
+        return f"all {partitions} ok" if len(lags) > 1 else f"{partitions} ok"
+    if len(counts) == 1:
+        ((state, count),) = counts.items()
+        return f"{count} of {partitions}: {_state_name(state)}"
+    return f"{counts.total()} of {partitions} not ok"
+
+
+def _state_name(state: LagState) -> str:
+    return str(state).replace("_", " ")
 
 
 def _rows(samples: Sequence[GroupLagSample]) -> list[tuple[str, PartitionLagSample]]:
     return [(group.group, each) for group in samples for each in group.partitions]
 
 
-def _severity(row: tuple[str, PartitionLagSample]) -> tuple[bool, int, int]:
-    """A sort key: partitions that are not ok come first, then the largest time lag."""
+def _severity(row: tuple[str, PartitionLagSample]) -> tuple[bool, bool, int, int]:
+    """A sort key: partitions that are not ok come first, of those the unknown ones, then the largest time lag."""
     lag = row[1].lag
-    return lag.state is LagState.OK, -(lag.lag_ms or 0), -lag.lag_records
+    return lag.state is LagState.OK, lag.lag_records is not None, -(lag.lag_ms or 0), -(lag.lag_records or 0)
 
 
 def _table(rows: Sequence[tuple[str, PartitionLagSample]], width: int | None) -> TextTable:
@@ -217,14 +246,14 @@ def _cells(group: str, sample: PartitionLagSample) -> dict[str, Text]:
         "topic": Text(sample.partition.topic),
         "partition": Text(str(sample.partition.partition)),
         "committed": Text(str(lag.committed_offset)),
-        "end": Text(str(end_offset)),
-        "lag": Text(str(lag.lag_records)),
+        "end": Text(UNKNOWN if end_offset is None else str(end_offset)),
+        "lag": Text(UNKNOWN if lag.lag_records is None else str(lag.lag_records)),
         "time lag": Text(format_ms(lag.lag_ms)),
         "committed/s": Text(_format_rate(lag.commit_rate)),
         "produced/s": Text(_format_rate(lag.produce_rate)),
         "caught up in": Text(_format_catch_up(lag)),
         "trend": Text(trend(lag) or UNKNOWN),
-        "state": Text(str(lag.state).replace("_", " "), style=STATE_STYLES.get(lag.state, "red")),
+        "state": Text(_state_name(lag.state), style=STATE_STYLES.get(lag.state, "red")),
         "consumer": Text(_consumer(sample), no_wrap=True, overflow="ellipsis"),
     }
 

@@ -1,7 +1,7 @@
 """The lag of groups as their coordinators have sampled it, and from committed offsets and ends where they do not."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from moldau.client.admin.requester import Results
 from moldau.client.errors import KafkaError, raise_for_code
@@ -12,6 +12,9 @@ from moldau.wire.codec import Message
 
 if TYPE_CHECKING:
     from moldau.client.admin.admin import Admin
+
+
+T = TypeVar("T", int, float)
 
 
 class PartitionLagSample(NamedTuple):
@@ -48,21 +51,25 @@ async def request_group_lags(admin: "Admin", node: int | None, groups: Sequence[
     return results
 
 
+def _known(value: T) -> T | None:
+    return None if value < 0 else value
+
+
 def _partition_sample(found: Message) -> PartitionLagSample:
     lag = PartitionLag(
         sampled_ms=found.sampled_ms,
         state=LagState(found.state),
         committed_offset=found.committed_offset,
         commit_timestamp_ms=found.commit_timestamp_ms,
-        high_watermark=found.high_watermark,
-        last_stable_offset=found.last_stable_offset,
-        log_start_offset=found.log_start_offset,
+        high_watermark=_known(found.high_watermark),
+        last_stable_offset=_known(found.last_stable_offset),
+        log_start_offset=_known(found.log_start_offset),
         is_read_committed=found.is_read_committed,
-        lag_records=found.lag_records,
-        lag_ms=None if found.lag_ms < 0 else found.lag_ms,
+        lag_records=_known(found.lag_records),
+        lag_ms=_known(found.lag_ms),
         is_append_time=found.is_append_time,
-        commit_rate=None if found.commit_rate < 0 else found.commit_rate,
-        produce_rate=None if found.produce_rate < 0 else found.produce_rate,
+        commit_rate=_known(found.commit_rate),
+        produce_rate=_known(found.produce_rate),
     )
     partition = TopicPartition(found.topic, found.partition_index)
     return PartitionLagSample(partition, lag, found.member_id, found.client_id, found.client_host)

@@ -12,7 +12,7 @@ from moldau.client.consumer.consumer import Consumer
 from moldau.client.consumer.offset_lookup import EARLIEST
 from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.record import ConsumerRecord, TopicPartition
-from moldau.lag.state import NO_RECORD, Observation, PartitionLagTracker
+from moldau.lag.state import NO_RECORD, LagState, Observation, PartitionLagTracker, unknown_lag
 from moldau.platform.clock import Clock, SystemClock
 from moldau.records.batch import NO_TIMESTAMP
 
@@ -50,7 +50,7 @@ class GroupLagEstimator:
                 if groups or error.code != ErrorCode.group_id_not_found:
                     raise
         partitions = {each for lag in found.values() for each in lag.ends.high_watermarks if each in lag.committed}
-        starts = await self._admin.list_offsets(dict.fromkeys(sorted(partitions), EARLIEST)) if partitions else {}
+        starts, _ = await self._admin.list_available_offsets(dict.fromkeys(sorted(partitions), EARLIEST))
         start_offsets = {each: start.offset for each, start in starts.items()}
         await self._read_unread(found.values(), start_offsets)
         return [self._group_sample(name, lag, start_offsets) for name, lag in found.items()]
@@ -59,15 +59,22 @@ class GroupLagEstimator:
         owners = {each: member for member in found.description.members for each in member.assignment}
         samples = []
         for partition, committed in sorted(found.committed.items()):
-            if partition not in start_offsets or partition not in found.ends.last_stable_offsets:
-                continue
-            observation = self._observation(group, partition, committed.offset, found, start_offsets[partition])
             tracker = self._trackers.setdefault((group, partition), PartitionLagTracker())
+            if partition in start_offsets and partition in found.ends.last_stable_offsets:
+                observation = self._observation(group, partition, committed.offset, found, start_offsets[partition])
+                lag = tracker.observe(observation, self._interval_ms)
+            elif partition in found.ends.high_watermarks or partition in found.ends.without_leader:
+                wall_ms = self._clock.wall_ms()
+                unknown = unknown_lag(LagState.NO_LEADER, wall_ms, committed.offset, wall_ms)
+                lag = tracker.set_unknown(self._clock.monotonic_ms(), unknown, keeps_samples=True)
+            else:
+                # The partition was deleted.
+                continue
             owner = owners.get(partition)
             samples.append(
                 PartitionLagSample(
                     partition,
-                    tracker.observe(observation, self._interval_ms),
+                    lag,
                     None if owner is None else owner.member_id,
                     None if owner is None else owner.client_id,
                     None if owner is None else owner.client_host,

@@ -69,14 +69,16 @@ class GroupPartitionLagView(View):
     time_ms: int
     """When the lag was sampled, in milliseconds since 1970."""
     state: str
-    """`ok`, `falling_behind`, `stalled`, `stopped`, `rewound` or `lost_records`."""
+    """`ok`, `falling_behind`, `stalled`, `stopped`, `rewound` or `lost_records`; `no_leader` or `unknown` if the leader
+    is missing or did not respond."""
     isolation_level: str
     """How the consumers of the group read, as far as the cluster has seen."""
     committed_offset: int
-    high_watermark: int
-    last_stable_offset: int
-    log_start_offset: int
-    lag_records: int
+    high_watermark: int | None
+    """Null without a response of the leader, as are the other ends and the lag."""
+    last_stable_offset: int | None
+    log_start_offset: int | None
+    lag_records: int | None
     lag_ms: int | None
     """The age of the first unread record; 0 if there is none, null if it is unknown."""
     commit_rate: float | None

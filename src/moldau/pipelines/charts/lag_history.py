@@ -103,10 +103,17 @@ def _interval_ms(samples: pa.Table) -> int:
 
 
 def _lines(samples: pa.Table, by: str, column: str, combine: str, scale: float = 1.0) -> Sequence[Series]:
-    """Returns one line per value of `by`: the highest sample of each partition, combined over the partitions."""
-    known = samples.filter(pc.is_valid(samples[column]))
+    """Returns one line per value of `by`: the highest sample of each partition, combined over the partitions.
+
+    The line has a gap while the lag of a partition is unknown, because a sum of the others would fall.
+    """
+    known = samples if column == "lag_records" else samples.filter(pc.is_valid(samples[column]))
     highest = known.group_by(["at", by, "topic", "partition"] if by != "topic" else ["at", by, "partition"])
-    combined = highest.aggregate([(column, "max")]).group_by(["at", by]).aggregate([(f"{column}_max", combine)])
+    options = pc.ScalarAggregateOptions(skip_nulls=False)
+    combined = (
+        highest.aggregate([(column, "max")]).group_by(["at", by]).aggregate([(f"{column}_max", combine, options)])
+    )
+    combined = combined.filter(pc.is_valid(combined[f"{column}_max_{combine}"]))
     ordered = combined.sort_by([(by, "ascending"), ("at", "ascending")])
     points: dict[str, list[tuple[float, float]]] = {}
     for at, name, value in zip(

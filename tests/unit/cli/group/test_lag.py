@@ -91,3 +91,43 @@ def test_values_that_are_unknown_before_the_second_sample_are_null_in_json() -> 
     unknown = ("lag_ms", "commit_rate", "produce_rate", "trend", "catches_up", "catch_up_seconds")
     assert {name: row[name] for name in unknown} == dict.fromkeys(unknown)
     assert lines_of(first, width=200)[2].split()[6:11] == ["-"] * 5
+
+
+UNKNOWN = LAG._replace(
+    state=LagState.NO_LEADER,
+    high_watermark=None,
+    last_stable_offset=None,
+    log_start_offset=None,
+    lag_records=None,
+    lag_ms=None,
+    commit_rate=None,
+    produce_rate=None,
+)
+NO_LAG = LAG._replace(lag_records=0, lag_ms=0)
+
+
+@pytest.mark.parametrize(
+    ("lags", "text"),
+    [
+        ([NO_LAG] * 3, "no records behind; all 3 partitions ok"),
+        ([NO_LAG], "no records behind; 1 partition ok"),
+        (
+            [LAG, LAG._replace(state=LagState.STOPPED)],
+            "10000 records behind, at most 2 min 20 s; 1 of 2 partitions: stopped",
+        ),
+        (
+            [LAG._replace(state=LagState.STOPPED), UNKNOWN],
+            "lag unknown, at least 5000 records behind; 2 of 2 partitions not ok",
+        ),
+        ([NO_LAG, UNKNOWN], "lag unknown; 1 of 2 partitions: no leader"),
+        ([], "no committed offsets"),
+    ],
+)
+def test_the_first_line_says_how_many_partitions_are_ok(lags: list[PartitionLag], text: str) -> None:
+    assert lines_of(group("billing", *lags), width=200)[0] == f"billing: {text}"
+
+
+def test_partitions_with_an_unknown_lag_come_first() -> None:
+    lags = [LAG._replace(state=LagState.STOPPED)] * 8 + [UNKNOWN]
+    first = lines_of(group("billing", *lags), width=160, height=6)[2].split()
+    assert first[1:7] == ["orders", "8", "1000000", "-", "-", "-"]
