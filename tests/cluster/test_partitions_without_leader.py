@@ -159,6 +159,7 @@ def test_a_topic_and_a_group_are_described_at_once(cluster: Cluster, http: httpx
     assert topic["partitions"][LOST]["leader"] is None
     (group,) = rows(cluster, "group", "describe", "gm")
     of_http = http.get("/v1/groups/gm").json()
+    assert group["total_lag"] is of_http["total_lag"] is None, "that of the others would look as if the lag fell"
     for found in (group["partitions"], of_http["partitions"]):
         assert [each["end_offset"] for each in found] == [RECORDS, RECORDS, None]
         assert [each["lag"] for each in found] == [known_lag(), known_lag(), None]

@@ -1,6 +1,6 @@
 """`moldau group describe`: members, assignments and lag of a group."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -34,7 +34,7 @@ def group_describe(
     description, committed, ends = run_admin(lambda admin: describe_group_lag(admin, group), bootstrap, groups=[group])
     is_committed = isolation_level == "read_committed"
     partitions = _partition_lags(
-        description, committed, ends.last_stable_offsets if is_committed else ends.high_watermarks
+        description, committed, ends.last_stable_offsets if is_committed else ends.high_watermarks, ends.without_leader
     )
     if as_json:
         print_json_lines([_to_json(description, partitions)])
@@ -53,6 +53,7 @@ class PartitionLag(NamedTuple):
     committed_offset: int | None
     end_offset: int | None
     member_id: str | None
+    has_leader: bool = True
 
     @property
     def lag(self) -> int | None:
@@ -65,6 +66,7 @@ def _partition_lags(
     description: GroupDescription,
     committed: Mapping[TopicPartition, OffsetAndMetadata],
     ends: Mapping[TopicPartition, int],
+    without_leader: Collection[TopicPartition],
 ) -> list[PartitionLag]:
     owners = {each: member.member_id for member in description.members for each in member.assignment}
     return [
@@ -73,6 +75,7 @@ def _partition_lags(
             committed[partition].offset if partition in committed else None,
             ends.get(partition),
             owners.get(partition),
+            partition not in without_leader,
         )
         for partition in sorted({**committed, **owners})
     ]
@@ -94,6 +97,9 @@ def _print_partitions(partitions: Sequence[PartitionLag], end_column: str) -> No
 
 
 def _total_lag(partitions: Sequence[PartitionLag]) -> int | None:
+    """Returns None if the lag of a partition is unknown: a sum of the others would look as if the lag fell."""
+    if any(each.committed_offset is not None and not each.has_leader for each in partitions):
+        return None
     lags = [each.lag for each in partitions if each.lag is not None]
     return sum(lags) if lags else None
 

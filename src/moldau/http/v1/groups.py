@@ -46,7 +46,8 @@ class GroupPartitionView(View):
     partition: int
     committed_offset: int | None
     end_offset: int | None
-    """The high watermark, or the last stable offset for read_committed; null if the partition does not exist."""
+    """The high watermark, or the last stable offset for read_committed; null if the partition does not exist or has no
+    leader."""
     lag: int | None
     member_id: str | None
     """The member to which the partition is assigned."""
@@ -60,7 +61,8 @@ class GroupDescriptionView(View):
     coordinator: int
     members: list[GroupMemberView]
     partitions: list[GroupPartitionView]
-    total_lag: int
+    total_lag: int | None
+    """Null if the lag of a partition is unknown because it has no leader."""
 
 
 class GroupPartitionLagView(View):
@@ -182,7 +184,7 @@ async def describe_group(
             for each in description.members
         ],
         partitions=partitions,
-        total_lag=sum(each.lag or 0 for each in partitions),
+        total_lag=None if ends.without_leader & committed.keys() else sum(each.lag or 0 for each in partitions),
     )
 
 
