@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from moldau.cli.commands import app
+from moldau.cli.stdio import LINE_BYTES_MAX
 from moldau.client import Admin, Consumer, Producer, TopicPartition
 from moldau.client.record import ConsumerRecord
 from moldau.testing import Broker
@@ -269,11 +270,26 @@ def test_a_line_that_is_not_a_record_is_reported_with_its_number(broker: Broker,
 
 def test_a_record_that_is_too_large_is_reported_with_its_line(broker: Broker, moldau: Moldau) -> None:
     topic = create(broker, "large")
-    for value, told in (("x" * 1_100_000, "line 2: a record of about"), ("x" * 9_000_000, "line 2 is longer than")):
-        lines = "\n".join(json.dumps({"value": each}) for each in ("small", value))
-        assert told in moldau("produce", topic, "--json", typed=lines, fails=True).stderr
+    lines = "\n".join(json.dumps({"value": each}) for each in ("small", "x" * 1_100_000))
+    refused = moldau("produce", topic, "--json", typed=lines, fails=True).stderr
+    assert "line 2: the record is larger than max.message.bytes of large" in refused
+    assert "1 of 2 records acknowledged" in refused
+    assert (
+        "line 2 is longer than" in moldau("produce", topic, typed="\n" + "x" * (LINE_BYTES_MAX + 1), fails=True).stderr
+    )
     # Control characters need six bytes each in JSON.
     moldau("produce", topic, "--json", typed=json.dumps({"value": "\0" * 1_000_000}))
+
+
+def test_records_as_large_as_the_topics_allow_are_copied(broker: Broker, moldau: Moldau) -> None:
+    source, target = create(broker, "large-source"), create(broker, "large-target")
+    for topic in (source, target):
+        moldau("topic", "alter", topic, "--config", "max.message.bytes=12000000")
+    for value in (b"y" * 3_000_000, b"\xff" * 10_000_000):
+        moldau("produce", source, typed=value)
+    lines = moldau("consume", source, "--exit", "--json").stdout_bytes
+    moldau("produce", target, "--json", typed=lines)
+    assert [each.value for each in taken(broker, target, 2)] == [b"y" * 3_000_000, b"\xff" * 10_000_000]
 
 
 def test_partitions_are_kept_unless_the_target_has_fewer(broker: Broker, moldau: Moldau) -> None:

@@ -1,6 +1,7 @@
 """`moldau produce`: produces lines of standard input as records: plain values, values with keys, or JSON."""
 
 import asyncio
+import functools
 import os
 import sys
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ LINES_PER_YIELD = 500
 """The number of lines that are read before the command yields to the event loop, so that batches can be sent."""
 JSON_LINE_BYTES_MAX = 8 * LINE_BYTES_MAX
 """Base64 and escapes make a line longer than its record, by at most six times for control characters."""
+REQUEST_BYTES_MAX = LINE_BYTES_MAX + 64 * 1024
+"""Large enough for each line, so that the broker decides whether the topic takes a record."""
+TOO_LARGE_ERRORS = (ErrorCode.message_too_large, ErrorCode.record_list_too_large)
 TOPIC_TIMEOUT_MS = 5_000
 """How long brokers may take to create a missing topic."""
 
@@ -94,12 +98,12 @@ def produce(
     line_bytes_max = JSON_LINE_BYTES_MAX if as_json else LINE_BYTES_MAX
 
     async def send_lines(cluster: Cluster, producer: Producer, failed: "asyncio.Future[BaseException]") -> None:
-        def on_delivery(delivery: "asyncio.Future[RecordMetadata]") -> None:
+        def on_delivery(line_number: int, delivery: "asyncio.Future[RecordMetadata]") -> None:
             error = delivery.exception()
             if error is None:
                 counts.acknowledged += 1
             elif not failed.done():
-                failed.set_result(error)
+                failed.set_result(_delivery_error(error, topic, line_number))
 
         line_number = partition_count = 0
         async for batch in read_lines(sys.stdin.buffer, line_bytes_max):
@@ -131,7 +135,7 @@ def produce(
                     if error.code != ErrorCode.message_too_large:
                         raise
                     raise KafkaError(error.code, f"line {line_number}: {error.message}") from None
-                delivery.add_done_callback(on_delivery)
+                delivery.add_done_callback(functools.partial(on_delivery, line_number))
                 counts.sent += 1
                 if counts.sent % LINES_PER_YIELD == 0:
                     await asyncio.sleep(0)
@@ -140,7 +144,7 @@ def produce(
         """Returns the number of the signal that stopped the command, or None."""
         async with (
             connected_cluster(bootstrap, topics=[topic]) as cluster,
-            Producer(cluster, compression=compression) as producer,
+            Producer(cluster, compression=compression, max_request_size=REQUEST_BYTES_MAX) as producer,
         ):
             if sys.stdin.isatty():
                 print_notice(f"Type records for {topic}, one per line; Ctrl-D ends the input.")
@@ -183,6 +187,16 @@ def _parse_json_line(line: bytes, number: int) -> NewRecord:
         return parse_json(line)
     except RecordJsonError as error:
         raise CommandError(f"Line {number}: {error}.") from None
+
+
+def _delivery_error(error: BaseException, topic: str, line_number: int) -> BaseException:
+    if not isinstance(error, KafkaError) or error.code not in TOO_LARGE_ERRORS:
+        return error
+    return KafkaError(
+        error.code,
+        f"line {line_number}: the record is larger than max.message.bytes of {topic}. `moldau topic configs {topic} "
+        "max.message.bytes` shows it.",
+    )
 
 
 def _missing_partition(topic: str, partition_count: int, partition: int, line_number: int | None) -> CommandError:

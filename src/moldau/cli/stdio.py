@@ -14,7 +14,8 @@ from typing import BinaryIO, Self
 from moldau.client.errors import ErrorCode, KafkaError
 
 CHUNK_BYTES = 64 * 1024
-LINE_BYTES_MAX = 1024 * 1024
+LINE_BYTES_MAX = 32 * 1024 * 1024
+"""Limits the memory of input without newlines. A topic's max.message.bytes is usually lower."""
 
 
 async def read_lines(stream: BinaryIO, line_bytes_max: int = LINE_BYTES_MAX) -> AsyncIterator[list[bytes]]:
