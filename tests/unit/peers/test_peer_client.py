@@ -222,6 +222,18 @@ def test_a_new_address_is_used_and_requests_to_the_old_one_complete() -> None:
     run(test())
 
 
+def test_a_node_that_closes_the_connection_at_once_is_not_asked_for_tls() -> None:
+    async def test() -> None:
+        async with ScriptedBroker() as broker:
+            broker.scripts[ApiKey.API_VERSIONS] = lambda _: Disconnect()
+            with pytest.raises(PeerUnreachableError) as raised:
+                await send(make_client(broker))
+            assert "closed" in str(raised.value)
+            assert "security.protocol" not in str(raised.value)
+
+    run(test())
+
+
 def test_a_connection_to_an_outdated_address_is_not_used() -> None:
     async def test() -> None:
         async with ScriptedBroker() as old, ScriptedBroker() as new:

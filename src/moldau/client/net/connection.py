@@ -58,6 +58,7 @@ class Connection:
         self._correlation_id = 0
         self._in_flight_requests: deque[_InFlightRequest] = deque()
         self._close_reason: str | None = None
+        self._has_hints = False
         self._disconnect_hint = ""
         """A hint for error messages: the likely misconfiguration if the broker disconnects now without a reason."""
         self._closes_when_idle = False
@@ -78,13 +79,17 @@ class Connection:
         timeout_ms: int = 30_000,
         frame_bytes_max: int = FRAME_BYTES_MAX,
         channel_security: ChannelSecurity | None = None,
+        hints: bool = False,
     ) -> "Connection":
         """Connects, fetches the broker's API versions and authenticates.
 
+        With `hints`, the errors of connections that the broker closes at once name security settings as a likely cause.
         Raises ConnectionLostError, RequestTimedOutError or AuthenticationError.
         """
         connection = cls(host, port, client_id)
-        connection._disconnect_hint = TLS_HINT if channel_security is None else channel_security.disconnect_hint
+        connection._has_hints = hints
+        if hints:
+            connection._disconnect_hint = TLS_HINT if channel_security is None else channel_security.disconnect_hint
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(timeout_ms / 1000):
@@ -170,7 +175,8 @@ class Connection:
             version = choose_version(ApiKey.API_VERSIONS, {ApiKey.API_VERSIONS: VersionRange(0, 0)} | offered)
             response = await self._send(ApiKey.API_VERSIONS, version, software, timeout_ms)
         raise_for_code(response.error_code, f"{self} rejected ApiVersions")
-        self._disconnect_hint = SASL_HINT
+        if self._has_hints:
+            self._disconnect_hint = SASL_HINT
         self.versions = {each.api_key: VersionRange(each.min_version, each.max_version) for each in response.api_keys}
         epoch = response.get("finalized_features_epoch")
         if epoch is not None:

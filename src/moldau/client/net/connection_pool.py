@@ -216,6 +216,7 @@ class BrokerConnections:
                 client_id=self._client_id,
                 timeout_ms=self._timeout_ms,
                 channel_security=self._channel_security,
+                hints=True,
             )
         except KafkaError:
             self._failed_at[address] = asyncio.get_running_loop().time()

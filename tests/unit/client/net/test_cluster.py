@@ -210,7 +210,7 @@ def start_in_virtual_time(monkeypatch: pytest.MonkeyPatch, servers: str) -> tupl
     """How many seconds a cluster with a timeout of 30 takes to start, and whether it does. Servers called `deaf` take
     no connection, those called `silent` take one and say nothing."""
 
-    async def connect(host: str, port: int, *, client_id: str, timeout_ms: int, channel_security: None) -> Silence:
+    async def connect(host: str, port: int, *, client_id: str, timeout_ms: int, **_: Any) -> Silence:
         if host.startswith("deaf"):
             await asyncio.sleep(timeout_ms / 1000)
             raise RequestTimedOutError(host)
