@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from moldau import __version__
 from moldau.cli.settings import settings
@@ -17,12 +17,24 @@ GROUPS = ("topic", "group", "transaction", "cluster", "broker", "pipeline", "out
 defines the function `<group>_<command>`."""
 
 
+class _Command(TyperCommand):
+    """A command whose errors about arguments have no prefix of Typer's validator."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")
+            raise
+
+
 def _load_command(name: str, module_name: str, function: str) -> Any:
     module = import_module(module_name)
     command = typer.Typer(add_completion=False)
     context_settings = getattr(module, "CONTEXT_SETTINGS", {})
     callback = getattr(module, function)
-    command.command(name, help=_unwrap(inspect.getdoc(callback) or ""), context_settings=context_settings)(callback)
+    help_ = _unwrap(inspect.getdoc(callback) or "")
+    command.command(name, cls=_Command, help=help_, context_settings=context_settings)(callback)
     return typer.main.get_command(command)
 
 

@@ -102,6 +102,14 @@ def test_misspelt_commands_and_options_are_reported_with_a_suggestion(arguments:
     assert told in result.output
 
 
+@pytest.mark.parametrize("arguments", [["completion", "tcsh"], ["bench", "--acks", "x"]])
+def test_a_value_that_is_no_choice_is_reported_without_a_prefix(arguments: list[str]) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert f"{arguments[-1]!r} is not one of" in result.output
+    assert "Value error" not in result.output
+
+
 def test_serve_is_a_typer_command_too() -> None:
     result = CliRunner().invoke(app, ["serve", "--store", "tape"])
     assert result.exit_code == 2

@@ -19,7 +19,8 @@ TOPICS_PER_REQUEST = 50
 def topic_delete(topics: Topics, bootstrap: Bootstrap = DEFAULT_BOOTSTRAP, yes: Yes = False) -> None:
     """Delete topics and all their records. This cannot be undone."""
     if not yes:
-        typer.confirm(f"Delete {', '.join(topics)} and all their records?", abort=True)
+        owner = "its" if len(topics) == 1 else "their"
+        typer.confirm(f"Delete {', '.join(topics)} and all {owner} records?", abort=True)
 
     async def operation(admin: Admin) -> dict[str, KafkaError | CommandError | None]:
         async def delete(names: Sequence[str]) -> dict[str, KafkaError | None]:
