@@ -177,13 +177,27 @@ def test_configs_of_a_node_and_of_the_cluster_are_set_and_unset(moldau: Moldau) 
     wait_for(lambda: "log.retention.ms" in moldau("broker", "config").stdout, False)
 
 
+def test_a_topic_config_that_does_not_exist_is_reported_with_a_suggestion(moldau: Moldau, topic: str) -> None:
+    for command in (("create", unique("new")), ("alter", topic)):
+        refused = moldau("topic", *command, "--config", "retention.mss=1", code=3)
+        assert "Topics have no config retention.mss. Did you mean retention.ms?" in refused.stderr
+    moldau("topic", "create", unique("new"), "--config", "retention.ms=soon", code=1)
+
+
+def test_the_confirmation_of_a_deletion_names_what_is_deleted(moldau: Moldau) -> None:
+    assert "Delete src and all its records?" in moldau("topic", "delete", "src", code=1).output
+    assert "Delete a, b and all their records?" in moldau("topic", "delete", "a", "b", code=1).output
+
+
 def test_invalid_changes_of_a_node_are_rejected(moldau: Moldau) -> None:
     (node,) = [str(each["node"]) for each in json_lines(moldau("cluster", "status", "--json"))[0]["nodes"]]
     moldau("broker", "config", node, "--set", "log.retention.ms=soon", code=1)
     for owner, name in (([node], "log.segment.byte"), ([], "log.segment.bites")):
-        changed = moldau("broker", "config", *owner, "--set", f"{name}=1")
-        advice = "it may have no effect. Did you mean log.segment.bytes?"
-        assert f"Nodes have no config {name}, so {advice}" in changed.stderr
+        refused = moldau("broker", "config", *owner, "--set", f"{name}=1", "--set", "log.retention.ms=1", code=3).stderr
+        assert f"Nodes have no config {name}. Did you mean log.segment.bytes?" in refused
+        shown = [each["name"] for each in json_lines(moldau("broker", "config", *owner, "--changed", "--json"))]
+        assert not {name, "log.retention.ms"} & set(shown), "nothing was changed"
+        moldau("broker", "config", *owner, "--set", f"{name}=1", "--force")
         moldau("broker", "config", *owner, "--unset", name)
     assert "--set and --unset change" in moldau("broker", "config", "--set", "a=1", "--json", code=2).output
     assert "Node 77 does not exist" in moldau("broker", "config", "77", code=3).stderr

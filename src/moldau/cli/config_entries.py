@@ -1,5 +1,6 @@
-"""Configs of topics and nodes on the terminal and as JSON."""
+"""Configs of topics and nodes on the terminal and as JSON, and errors about their names."""
 
+import re
 import sys
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -11,6 +12,9 @@ from moldau.cli.console import make_table, out_console, print_json_lines, print_
 from moldau.cli.exit_codes import NotFoundError
 from moldau.cli.suggestions import closest_name
 from moldau.client.admin.types import ConfigEntry, ConfigSource
+from moldau.client.errors import ErrorCode, KafkaError
+from moldau.settings.registry import setting_definitions
+from moldau.settings.topic import TopicSettings
 
 _UNITS_MS = {"ms": 1, "seconds": 1_000, "minutes": 60_000, "hours": 3_600_000}
 _SOURCE_TEXTS: dict[int, str] = {
@@ -53,6 +57,16 @@ def select_entries(
             raise NotFoundError(f"{owner} has no config {name}.{advice}")
     selected = [each for name, each in by_name.items() if not names or name in names]
     return [each for each in selected if not (only_changed and each.is_default)]
+
+
+def explain_unknown_config(error: KafkaError) -> KafkaError | NotFoundError:
+    """Returns the error for a topic config that does not exist, if that is why the cluster has rejected a change."""
+    found = re.match(r"Unknown topic config name: ([\w.-]+)", error.message or "")
+    if error.code is not ErrorCode.invalid_config or found is None:
+        return error
+    closest = closest_name(found[1], setting_definitions(TopicSettings))
+    advice = "Run `moldau settings` to see all." if closest is None else f"Did you mean {closest}?"
+    return NotFoundError(f"Topics have no config {found[1]}. {advice}")
 
 
 def print_entries(entries: Iterable[ConfigEntry], *, as_json: bool) -> None:

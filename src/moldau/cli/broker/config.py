@@ -55,6 +55,9 @@ def broker_config(
         list[str] | None,
         option("--unset", "NAME", "Remove a config that was set at runtime; can be repeated.", validate_name),
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="With --set: also set configs that nodes do not have, for plugins.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show the configs of a node, or set and unset them while it is running.
@@ -70,6 +73,8 @@ def broker_config(
 
     moldau broker config --unset log.retention.ms
     """
+    if force and not set_:
+        raise typer.BadParameter("--force needs --set", param_hint="--force")
     resource = ConfigResource(ResourceType.BROKER, "" if node is None else str(node))
     changes = [ConfigChange(name, value) for name, value in parse_name_values(set_ or [], "--set").items()]
     changes += [ConfigChange(name, None, Operation.DELETE) for name in dict.fromkeys(unset or ())]
@@ -82,19 +87,15 @@ def broker_config(
         entries = single_result(await admin.describe_configs([resource], documentation=True))
         return select_entries(entries.values(), names or (), owner, only_changed=changed)
 
-    async def change(admin: Admin) -> list[str]:
-        """Returns notices about unknown configs."""
+    async def change(admin: Admin) -> None:
         await _check_node(admin, node)
-        # Look them up first, because nodes list each config that is set.
-        unknown = await _unknown_configs(admin, node, [each.name for each in changes if each.value is not None])
+        if not force:
+            await _check_names(admin, node, [each.name for each in changes if each.value is not None])
         single_result(await admin.alter_configs({resource: changes}))
-        return unknown
 
     if changes:
-        notices = run_admin(change, bootstrap)
+        run_admin(change, bootstrap)
         out_console.print(f"{owner}: changed", markup=False)
-        for notice in notices:
-            print_notice(notice)
         return
     shown = run_admin(show, bootstrap)
     if not shown and not as_json:
@@ -114,21 +115,23 @@ async def _check_node(admin: Admin, node: int | None) -> None:
         raise NotFoundError(f"Node {node} does not exist. Run `moldau cluster status` to see the nodes.")
 
 
-async def _unknown_configs(admin: Admin, node: int | None, names: Sequence[str]) -> list[str]:
-    """Returns a notice for each of these configs that nodes do not have. Brokers store them: a plugin may use them."""
+async def _check_names(admin: Admin, node: int | None, names: Sequence[str]) -> None:
+    """Raises NotFoundError if nodes do not have one of these configs. Brokers would store it, because a plugin may use
+    it, so a misspelt name would have no effect and no error."""
     if not names:
-        return []
+        return
     any_node = (await admin.describe_cluster()).brokers[0].node_id if node is None else node
     resource = ConfigResource(ResourceType.BROKER, str(any_node))
     known = (await Admin(admin.cluster, timeout_ms=LOOKUP_TIMEOUT_MS).describe_configs([resource]))[resource]
     if isinstance(known, KafkaError):
-        # The notice is not essential, and a node that has just died must not prevent the change.
-        return []
-    notices = []
+        # The check is not essential, and a node that has just died must not prevent the change.
+        return
+    problems = []
     for name in names:
         # Apache Kafka does not list the configs of single listeners.
         if name not in known and not name.startswith("listener.name."):
             closest = closest_name(name, known)
-            advice = "" if closest is None else f" Did you mean {closest}?"
-            notices.append(f"Nodes have no config {name}, so it may have no effect.{advice}")
-    return notices
+            advice = "Add --force to set it for a plugin." if closest is None else f"Did you mean {closest}?"
+            problems.append(f"Nodes have no config {name}. {advice}")
+    if problems:
+        raise NotFoundError("\n".join([*problems, "Nothing was changed."]))

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from moldau.cli.admin import run_admin
+from moldau.cli.config_entries import explain_unknown_config
 from moldau.cli.console import out_console
 from moldau.cli.parameters import (
     DEFAULT_BOOTSTRAP,
@@ -17,6 +18,7 @@ from moldau.cli.parameters import (
 )
 from moldau.client.admin.admin import Admin
 from moldau.client.admin.requester import single_result
+from moldau.client.errors import KafkaError
 
 
 def topic_alter(
@@ -48,7 +50,10 @@ def topic_alter(
         if partitions is not None:
             single_result(await admin.create_partitions({topic: partitions}))
         if changes:
-            await admin.alter_topic_configs(topic, changes)
+            try:
+                await admin.alter_topic_configs(topic, changes)
+            except KafkaError as error:
+                raise explain_unknown_config(error) from None
 
     run_admin(operation, bootstrap, topics=[topic])
     out_console.print(f"{topic}: changed", markup=False)

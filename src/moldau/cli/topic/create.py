@@ -3,6 +3,7 @@
 from typing import Annotated
 
 from moldau.cli.admin import run_admin
+from moldau.cli.config_entries import explain_unknown_config
 from moldau.cli.console import report_results
 from moldau.cli.parameters import (
     DEFAULT_BOOTSTRAP,
@@ -15,6 +16,7 @@ from moldau.cli.parameters import (
     validate_text,
 )
 from moldau.client.admin.types import BROKER_DEFAULT, NewTopic
+from moldau.client.errors import KafkaError
 
 
 def topic_create(
@@ -50,4 +52,11 @@ def topic_create(
     """
     configs = dict[str, str | None](parse_name_values(config or [], "--config"))
     new_topics = [NewTopic(name, partitions or BROKER_DEFAULT, replicas or BROKER_DEFAULT, configs) for name in topics]
-    report_results(run_admin(lambda admin: admin.create_topics(new_topics), bootstrap), "created")
+    results = run_admin(lambda admin: admin.create_topics(new_topics), bootstrap)
+    report_results(
+        {
+            name: explain_unknown_config(result) if isinstance(result, KafkaError) else result
+            for name, result in results.items()
+        },
+        "created",
+    )
