@@ -131,7 +131,7 @@ async def _check_names(admin: Admin, node: int | None, names: Sequence[str]) -> 
         # Apache Kafka does not list the configs of single listeners.
         if name not in known and not name.startswith("listener.name."):
             closest = closest_name(name, known)
-            advice = "Add --force to set it for a plugin." if closest is None else f"Did you mean {closest}?"
-            problems.append(f"Nodes have no config {name}. {advice}")
+            advice = "" if closest is None else f" Did you mean {closest}?"
+            problems.append(f"Nodes have no config {name}.{advice}")
     if problems:
-        raise NotFoundError("\n".join([*problems, "Nothing was changed."]))
+        raise NotFoundError("\n".join([*problems, "Nothing was changed. --force sets it all the same, for a plugin."]))
