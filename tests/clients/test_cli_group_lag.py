@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -73,6 +74,12 @@ def test_all_groups_are_shown_without_a_name_and_rates_come_with_the_second_samp
     assert last["lag_ms"] > 0
     assert last["time_source"] == "append"
     assert run(broker, "--count", "2", fails=True).exit_code == 2
+
+
+def test_the_age_of_samples_is_shown_live(broker: Broker) -> None:
+    lines = run(broker, "readers", "--watch", "--count", "1").stdout.splitlines()
+    assert re.fullmatch(r"\d\d:\d\d:\d\d, sampled \d+ s ago, every 0\.1 s", lines[0])
+    assert "sampled" not in run(broker, "readers").stdout
 
 
 def test_a_marker_is_no_time_lag(broker: Broker) -> None:

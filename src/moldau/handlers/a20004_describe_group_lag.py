@@ -47,7 +47,7 @@ async def describe_group_lag(
     for group_id in group_ids:
         groups.append(await _group_response(broker, sampler, group_id))
         await time_slice.yield_if_used()
-    return {"interval_ms": sampler.interval_ms, "groups": groups}
+    return {"interval_ms": sampler.interval_ms, "now_ms": broker.platform.clock.wall_ms(), "groups": groups}
 
 
 async def _group_response(broker: Broker, sampler: LagSampler, group_id: str) -> DescribeGroupLagResponseGroupLagSample:

@@ -1811,6 +1811,7 @@ class DescribeGroupLagResponse(TypedDict):
     error_code: NotRequired[int]
     error_message: NotRequired[str | None]
     interval_ms: NotRequired[int]
+    now_ms: NotRequired[int]
     groups: NotRequired[Sequence[DescribeGroupLagResponseGroupLagSample]]
 
 class DescribeGroupLagResponseGroupLagSample(TypedDict):

@@ -205,6 +205,7 @@ class DescribeGroupLagResponse:
     error_code: int = field(default=0, metadata={"kafka_type": "int16"})
     error_message: str | None = field(default=None, metadata={"kafka_type": "string"})
     interval_ms: int = field(default=-1, metadata={"kafka_type": "int64"})
+    now_ms: int = field(default=-1, metadata={"kafka_type": "int64"})
     groups: tuple[GroupLagSample, ...] = ()
 
 

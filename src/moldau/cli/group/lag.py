@@ -136,7 +136,8 @@ class LagSource:
 def render(samples: Sequence[GroupLagSample], size: ConsoleDimensions, error: KafkaError | None = None) -> RenderGroup:
     """Returns the summary and a table that fit into a terminal. If not all partitions fit, the worst are shown."""
     rows = _rows(samples)
-    row_count = max(1, size.height - 3 - (error is not None))
+    age = _age(samples)
+    row_count = max(1, size.height - 3 - (error is not None) - (age is not None))
     parts: list[Any] = [Text(_summary(samples), style="bold", no_wrap=True, overflow="ellipsis")]
     if len(rows) > row_count:
         rows.sort(key=_severity)
@@ -145,14 +146,26 @@ def render(samples: Sequence[GroupLagSample], size: ConsoleDimensions, error: Ka
         parts += [_table(rows, size.width), Text(f"and {hidden}, in a better state", style="dim")]
     else:
         parts.append(_table(rows, size.width))
+    if age is not None:
+        parts.append(Text(age, style="dim", no_wrap=True, overflow="ellipsis"))
     if error is not None:
         parts.append(Text(f"not up to date: {error}", style="red", no_wrap=True, overflow="ellipsis"))
     return RenderGroup(*parts)
 
 
+def _age(samples: Sequence[GroupLagSample]) -> str | None:
+    """Returns how old the oldest sample is: the screen is updated more often than groups are sampled."""
+    ages_ms = [each.age_ms for each in samples if each.age_ms is not None]
+    if not ages_ms:
+        return None
+    interval_s = samples[0].interval_ms / 1_000
+    return f"sampled {max(ages_ms) // 1_000} s ago, every {interval_s:g} s"
+
+
 def _print_samples(samples: Sequence[GroupLagSample], *, with_time: bool) -> None:
     if with_time:
-        out_console.print(time.strftime("%H:%M:%S"), markup=False)
+        age = _age(samples)
+        out_console.print(time.strftime("%H:%M:%S") + ("" if age is None else f", {age}"), markup=False)
     if not samples:
         return
     out_console.print(_summary(samples), markup=False)

@@ -33,6 +33,8 @@ class GroupLagSample(NamedTuple):
     interval_ms: int
     """The time between two samples."""
     partitions: tuple[PartitionLagSample, ...]
+    age_ms: int | None = None
+    """The age of the oldest sample of a partition, in the clock of the coordinator; None if there is none."""
 
 
 async def request_group_lags(admin: "Admin", node: int | None, groups: Sequence[str]) -> Results[str, GroupLagSample]:
@@ -45,8 +47,14 @@ async def request_group_lags(admin: "Admin", node: int | None, groups: Sequence[
             results[each.group_id] = KafkaError(each.error_code, each.error_message)
         else:
             partitions = tuple(map(_partition_sample, each.partitions))
+            oldest_ms = min((partition.lag.sampled_ms for partition in partitions), default=None)
             results[each.group_id] = GroupLagSample(
-                each.group_id, each.group_state, each.member_count, response.interval_ms, partitions
+                each.group_id,
+                each.group_state,
+                each.member_count,
+                response.interval_ms,
+                partitions,
+                None if oldest_ms is None else max(0, response.now_ms - oldest_ms),
             )
     return results
 

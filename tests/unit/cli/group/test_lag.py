@@ -127,6 +127,14 @@ def test_the_first_line_says_how_many_partitions_are_ok(lags: list[PartitionLag]
     assert lines_of(group("billing", *lags), width=200)[0] == f"billing: {text}"
 
 
+def test_the_age_of_the_oldest_sample_is_shown() -> None:
+    samples = (STUCK._replace(age_ms=1_200), OTHER._replace(age_ms=8_900))
+    lines = lines_of(*samples, width=120)
+    assert lines[-1] == "sampled 8 s ago, every 10 s"
+    lags = [LAG] * 20
+    assert len(lines_of(group("billing", *lags)._replace(age_ms=0), width=120, height=10)) == 9
+
+
 def test_partitions_with_an_unknown_lag_come_first() -> None:
     lags = [LAG._replace(state=LagState.STOPPED)] * 8 + [UNKNOWN]
     first = lines_of(group("billing", *lags), width=160, height=6)[2].split()
