@@ -13,6 +13,7 @@ import typer
 
 from moldau.cli.admin import connected_cluster, notify_if_slow, run_or_exit
 from moldau.cli.console import pluralize, print_notice
+from moldau.cli.consume_progress import CountProgress, OffsetProgress
 from moldau.cli.exit_codes import NotFoundError
 from moldau.cli.log_position import (
     POSITION_HELP,
@@ -24,6 +25,7 @@ from moldau.cli.log_position import (
     parse_position,
 )
 from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, IsolationLevel, Topics, option, validate_name
+from moldau.cli.progress import ProgressBar, progress_bar
 from moldau.cli.record_format import TOKENS_HELP, RecordFormat, RecordFormatError
 from moldau.cli.record_json import format_json
 from moldau.cli.record_printer import RecordPrinter
@@ -152,8 +154,14 @@ def consume(
                 printer = RecordPrinter(consumer, output, stop_requested, format_record)
                 try:
                     await _wait_for_topics(cluster, selection)
-                    with _waiting_for_members(group) as stop_waiting:
+                    # The records and a bar must not be on the same terminal.
+                    with (
+                        progress_bar("consuming", enabled=not sys.stdout.isatty()) as bar,
+                        _waiting_for_members(group) as stop_waiting,
+                    ):
                         stops = await _start_reading(consumer, printer, selection, stop_waiting)
+                        if bar.is_shown:
+                            printer.on_printed = await _progress(bar, consumer, selection, stops, count)
                         await printer.run(count=count, exit_at_end=exit_at_end, until=stops)
                 except BrokenPipeError:
                     # The reader of standard output has exited, as `head` does.
@@ -246,6 +254,26 @@ async def _start_reading(
             for partition, offset in (await find_offsets(consumer, selection.first, bounds)).items():
                 consumer.seek(partition, offset)
         return None if selection.until is None else await find_offsets(consumer, selection.until, bounds)
+
+
+async def _progress(
+    bar: ProgressBar,
+    consumer: Consumer,
+    selection: _Selection,
+    stops: Mapping[TopicPartition, int] | None,
+    count: int | None,
+) -> Callable[[list[ConsumerRecord]], None] | None:
+    """Returns the function that updates the bar, or None if it is unknown how many records will be printed."""
+    if count is not None:
+        return CountProgress(bar, count).add
+    if selection.group is not None:
+        return None
+    ends = stops
+    if ends is None and selection.exit_at_end:
+        ends = await consumer.end_offsets(consumer.assignment)
+    if ends is None:
+        return None
+    return OffsetProgress(bar, {each: await consumer.position(each) for each in ends}, ends).add
 
 
 def _select_partitions(cluster: Cluster, selection: _Selection) -> list[TopicPartition]:

@@ -13,9 +13,10 @@ from moldau.cli.admin import connected_cluster, notify_if_slow, run_or_exit
 from moldau.cli.console import CommandError, pluralize, print_notice
 from moldau.cli.exit_codes import NotFoundError
 from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Topic, option
+from moldau.cli.progress import ProgressBar, progress_bar
 from moldau.cli.record_json import NewRecord, RecordJsonError, parse_json
 from moldau.cli.signals import stop_signal
-from moldau.cli.stdio import LINE_BYTES_MAX, read_lines
+from moldau.cli.stdio import LINE_BYTES_MAX, InputFile, read_lines
 from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.net.cluster import Cluster
 from moldau.client.producer.producer import Producer, RecordMetadata
@@ -95,9 +96,12 @@ def produce(
         raise typer.BadParameter("only records in JSON have a partition; add --json", param_hint="--repartition")
     separator = None if not key_separator else os.fsencode(key_separator)
     counts = RecordCounts()
+    input_file = InputFile.open(sys.stdin.buffer)
     line_bytes_max = JSON_LINE_BYTES_MAX if as_json else LINE_BYTES_MAX
 
-    async def send_lines(cluster: Cluster, producer: Producer, failed: "asyncio.Future[BaseException]") -> None:
+    async def send_lines(
+        cluster: Cluster, producer: Producer, failed: "asyncio.Future[BaseException]", bar: ProgressBar
+    ) -> None:
         def on_delivery(line_number: int, delivery: "asyncio.Future[RecordMetadata]") -> None:
             error = delivery.exception()
             if error is None:
@@ -107,6 +111,8 @@ def produce(
 
         line_number = partition_count = 0
         async for batch in read_lines(sys.stdin.buffer, line_bytes_max):
+            if input_file is not None:
+                bar.update_bytes(input_file.position(), input_file.size)
             if counts.sent == 0:
                 with notify_if_slow(f"waiting for the topic {topic} ..."):
                     await cluster.wait_for_topics([topic], timeout_ms=TOPIC_TIMEOUT_MS, create=True)
@@ -150,8 +156,8 @@ def produce(
                 print_notice(f"Type records for {topic}, one per line; Ctrl-D ends the input.")
             loop = asyncio.get_running_loop()
             failed: asyncio.Future[BaseException] = loop.create_future()
-            sending = loop.create_task(send_lines(cluster, producer, failed), name="produce-lines")
-            with stop_signal() as stop_requested:
+            with stop_signal() as stop_requested, progress_bar("producing", enabled=input_file is not None) as bar:
+                sending = loop.create_task(send_lines(cluster, producer, failed, bar), name="produce-lines")
                 events: list[asyncio.Future[Any]] = [sending, stop_requested, failed]
                 await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
                 sending.cancel()

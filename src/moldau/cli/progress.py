@@ -1,10 +1,13 @@
 """A progress bar on standard error, for operations that take longer than two seconds."""
 
 import asyncio
+import sys
+import threading
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
+from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from moldau.cli.console import err_console
@@ -19,20 +22,28 @@ DELAY_S = 2.0
 class ProgressBar:
     """Shows how much of an operation is done, and a status such as `3 of 12 topics`."""
 
-    def __init__(self, progress: Progress, task: TaskID) -> None:
+    def __init__(self, progress: Progress, task: TaskID, *, is_shown: bool) -> None:
         self._progress = progress
         self._task = task
+        self.is_shown = is_shown
+        """Whether the bar appears if the operation takes long."""
 
     def update(self, completed: float, total: float, status: str) -> None:
-        # A bar with total 0 would pulse.
-        self._progress.update(self._task, completed=completed if total else 1, total=total or 1, status=status)
+        """Sets what is done. Any thread may call this method."""
+        if self.is_shown:
+            # A bar with total 0 would pulse.
+            self._progress.update(self._task, completed=completed if total else 1, total=total or 1, status=status)
+
+    def update_bytes(self, completed: int, total: int) -> None:
+        if self.is_shown:
+            self.update(completed, total, f"{decimal(completed)} of {decimal(total)}")
 
 
 @contextmanager
-def progress_bar(what: str) -> Iterator[ProgressBar]:
-    """Shows a bar after DELAY_S until the block ends. Shows nothing if standard error is not a terminal.
+def progress_bar(what: str, *, enabled: bool = True) -> Iterator[ProgressBar]:
+    """Shows a bar after DELAY_S until the block ends; it pulses until the first update.
 
-    Must be used while an event loop is running. Notices are printed above the bar.
+    Shows nothing if standard error is not a terminal, or unless `enabled`. Notices are printed above the bar.
     """
     progress = Progress(
         TextColumn("{task.description}"),
@@ -41,18 +52,37 @@ def progress_bar(what: str) -> Iterator[ProgressBar]:
         TimeElapsedColumn(),
         console=err_console,
         transient=True,
+        # Results that go to a file or a pipe must not be printed above the bar.
+        redirect_stdout=sys.stdout.isatty(),
     )
-    bar = ProgressBar(progress, progress.add_task(what, total=None, status=""))
-    if not err_console.is_terminal:
+    is_shown = enabled and err_console.is_terminal
+    bar = ProgressBar(progress, progress.add_task(what, total=None, status=""), is_shown=is_shown)
+    if not is_shown:
         yield bar
         return
-    timer = asyncio.get_running_loop().call_later(DELAY_S, progress.start)
+    stop_timer = _start_timer(progress.start)
     try:
         yield bar
     finally:
-        timer.cancel()
+        stop_timer()
         if progress.live.is_started:
             progress.stop()
+
+
+def _start_timer(callback: Callable[[], None]) -> Callable[[], None]:
+    """Calls back after DELAY_S, in the event loop if one is running. Returns the function that stops the timer."""
+    try:
+        return asyncio.get_running_loop().call_later(DELAY_S, callback).cancel
+    except RuntimeError:
+        timer = threading.Timer(DELAY_S, callback)
+        timer.daemon = True
+        timer.start()
+
+    def stop() -> None:
+        timer.cancel()
+        timer.join()
+
+    return stop
 
 
 async def run_in_batches(

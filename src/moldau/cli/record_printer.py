@@ -33,6 +33,8 @@ class RecordPrinter:
         self._format_record = format_record
         self.assigned_at: float | None = None
         """Loop time of the last assignment; None before the first assignment or without a group."""
+        self.on_printed: Callable[[list[ConsumerRecord]], None] | None = None
+        """Called with records that were printed."""
 
     async def run(
         self, *, count: int | None = None, exit_at_end: bool = False, until: Mapping[TopicPartition, int] | None = None
@@ -52,6 +54,8 @@ class RecordPrinter:
                 records = [each for each in records if each.offset < until[TopicPartition(each.topic, each.partition)]]
             if records and not await self._write(records):
                 return
+            if records and self.on_printed is not None:
+                self.on_printed(records)
             if remaining is not None:
                 remaining -= len(records)
             if exit_at_end and is_empty and await self._is_at_end():

@@ -9,13 +9,32 @@ import stat
 import threading
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import BinaryIO, Self
+from typing import BinaryIO, NamedTuple, Self
 
 from moldau.client.errors import ErrorCode, KafkaError
 
 CHUNK_BYTES = 64 * 1024
 LINE_BYTES_MAX = 32 * 1024 * 1024
 """Limits the memory of input without newlines. A topic's max.message.bytes is usually lower."""
+
+
+class InputFile(NamedTuple):
+    """Standard input if it is a regular file, whose size is known."""
+
+    descriptor: int
+    size: int
+
+    @classmethod
+    def open(cls, stream: BinaryIO) -> "InputFile | None":
+        """Returns None if the stream is no regular file."""
+        try:
+            status = os.fstat(stream.fileno())
+        except io.UnsupportedOperation:
+            return None
+        return cls(stream.fileno(), status.st_size) if stat.S_ISREG(status.st_mode) else None
+
+    def position(self) -> int:
+        return os.lseek(self.descriptor, 0, os.SEEK_CUR)
 
 
 async def read_lines(stream: BinaryIO, line_bytes_max: int = LINE_BYTES_MAX) -> AsyncIterator[list[bytes]]:

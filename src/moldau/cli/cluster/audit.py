@@ -1,13 +1,19 @@
 """`moldau cluster audit`: compares the replicas of topics on Spark."""
 
 import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
 
 from moldau.cli.console import bytes_to_json, err_console, out_console, pluralize, print_notice
 from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Json, validate_name
+from moldau.cli.progress import ProgressBar, progress_bar
 from moldau.cli.spark.parameters import MasterUrl, Settings, exit_on_error, parse_spark_conf
+
+POLL_INTERVAL_S = 0.5
 
 
 def cluster_audit(
@@ -51,7 +57,8 @@ def cluster_audit(
         print_notice("starting Spark ...")
         spark = session("moldau audit", master=master, settings=settings, quiet=True)
         try:
-            results = audit(spark, options)
+            with _task_progress(spark):
+                results = audit(spark, options)
         finally:
             spark.stop()
     if as_json:
@@ -61,6 +68,49 @@ def cluster_audit(
         _print_results(results)
     if any(not each.is_equal for each in results):
         raise typer.Exit(1)
+
+
+@contextmanager
+def _task_progress(spark: Any) -> Iterator[None]:
+    """Shows how many tasks of Spark are done."""
+    context: Any = getattr(spark, "sparkContext", None)
+    stopped = threading.Event()
+
+    def poll(bar: ProgressBar) -> None:
+        tasks: dict[int, tuple[int, int]] = {}
+        while not stopped.wait(POLL_INTERVAL_S):
+            try:
+                _update_tasks(tasks, context.statusTracker())
+            except Exception:
+                # The progress is not essential, and the audit reports that Spark has failed.
+                return
+            done, total = (sum(column) for column in zip(*tasks.values(), strict=True)) if tasks else (0, 0)
+            if total:
+                bar.update(done, total, f"{done} of {pluralize(total, 'task')}")
+
+    with progress_bar("auditing") as bar:
+        poller = threading.Thread(target=poll, args=(bar,), name="audit-progress", daemon=True)
+        # Spark Connect has no context.
+        if bar.is_shown and context is not None:
+            poller.start()
+        try:
+            yield
+        finally:
+            stopped.set()
+            if poller.is_alive():
+                poller.join()
+
+
+def _update_tasks(tasks: dict[int, tuple[int, int]], tracker: Any) -> None:
+    """Updates how many tasks of each stage are done, and how many there are."""
+    active = list(tracker.getActiveStageIds())
+    for stage, (_, total) in tasks.items():
+        if stage not in active:
+            tasks[stage] = (total, total)
+    for stage in active:
+        info = tracker.getStageInfo(stage)
+        if info is not None:
+            tasks[stage] = (info.numCompletedTasks, info.numTasks)
 
 
 def _print_results(results: Any) -> None:

@@ -1,5 +1,6 @@
 """`moldau cluster elect-leaders`: elects preferred replicas, or any replica, as leaders."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -7,10 +8,13 @@ import typer
 from moldau.cli.admin import list_partitions, run_admin
 from moldau.cli.console import exit_on_failures, out_console, pluralize
 from moldau.cli.parameters import DEFAULT_BOOTSTRAP, Bootstrap, Yes, validate_name
+from moldau.cli.progress import progress_bar, run_in_batches
 from moldau.client.admin.admin import Admin
 from moldau.client.admin.types import ElectionType
 from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.record import TopicPartition
+
+PARTITIONS_PER_REQUEST = 1_000
 
 ElectionResults = dict[TopicPartition, KafkaError | None]
 
@@ -41,11 +45,20 @@ def cluster_elect_leaders(
         typer.confirm("Elect leaders that may not have all acknowledged records?", abort=True)
 
     async def operation(admin: Admin) -> ElectionResults:
-        if topics is None or not topics:
-            return await admin.elect_leaders(kind)
-        return await admin.elect_leaders(kind, await list_partitions(admin, topics))
+        if not topics:
+            # Only the controller knows which partitions need an election, so the bar has no end.
+            with progress_bar("electing leaders"):
+                return await admin.elect_leaders(kind)
 
-    results = run_admin(operation, bootstrap, topics=topics or ())
+        async def elect(batch: Sequence[TopicPartition]) -> ElectionResults:
+            return await admin.elect_leaders(kind, batch)
+
+        partitions = await list_partitions(admin, topics)
+        return await run_in_batches(
+            "electing leaders", "partition", partitions, elect, batch_size=PARTITIONS_PER_REQUEST
+        )
+
+    results = run_admin(operation, bootstrap, topics=topics or (), has_progress=True)
     failed = {
         partition: error
         for partition, error in results.items()

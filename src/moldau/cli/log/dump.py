@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Annotated, Any
@@ -23,6 +25,7 @@ from moldau.cli.log.files import (
 from moldau.cli.log.internal_records import decode_internal_record
 from moldau.cli.log.lines import log_lines, logs_of
 from moldau.cli.parameters import Json
+from moldau.cli.progress import ProgressBar, progress_bar
 from moldau.errors import MoldauError
 from moldau.logs.leader_epochs import LeaderEpochCache
 from moldau.logs.producer_state import ProducerStateManager
@@ -69,18 +72,48 @@ def log_dump(
         _dump_lines(find_log_files(paths), limit)
         return
     is_damaged = False
-    for file in find_log_files(paths):
-        if not as_json:
-            typer.echo(f"{file.path} ({file.kind.value})")
-        try:
-            for line in islice(_lines(file, records), limit):
-                is_damaged = is_damaged or not line.get("checksum_is_right", "problem" not in line)
-                typer.echo(_format_json(file, line) if as_json else f"  {_format_text(line)}")
-        except MoldauError as error:
-            is_damaged = True
-            _print_problem(file, str(error))
+    files = find_log_files(paths)
+    with _reading(files) as progress:
+        for file in files:
+            if not as_json:
+                typer.echo(f"{file.path} ({file.kind.value})")
+            try:
+                for line in islice(_lines(file, records), limit):
+                    is_damaged = is_damaged or not line.get("checksum_is_right", "problem" not in line)
+                    typer.echo(_format_json(file, line) if as_json else f"  {_format_text(line)}")
+                    if line["is"] == "batch":
+                        progress.update(file, line["position"])
+            except MoldauError as error:
+                is_damaged = True
+                _print_problem(file, str(error))
+            progress.finish(file)
     if is_damaged:
         raise typer.Exit(1)
+
+
+class _ReadProgress:
+    """How many bytes of files are read."""
+
+    def __init__(self, bar: ProgressBar, files: Sequence[LogFile]) -> None:
+        self._bar = bar
+        self._sizes = {file.path: file.path.stat().st_size for file in files} if bar.is_shown else {}
+        self._total = sum(self._sizes.values())
+        self._finished = 0
+
+    def update(self, file: LogFile, position: int) -> None:
+        if self._sizes:
+            self._bar.update_bytes(self._finished + position, self._total)
+
+    def finish(self, file: LogFile) -> None:
+        self._finished += self._sizes.get(file.path, 0)
+        self.update(file, 0)
+
+
+@contextmanager
+def _reading(files: Sequence[LogFile]) -> Iterator[_ReadProgress]:
+    # The lines and a bar must not be on the same terminal.
+    with progress_bar("reading", enabled=not sys.stdout.isatty()) as bar:
+        yield _ReadProgress(bar, files)
 
 
 def _print_problem(file: LogFile, problem: str) -> None:
@@ -98,11 +131,14 @@ def _dump_lines(files: list[LogFile], limit: int | None) -> None:
         is_damaged = True
         _print_problem(file, problem)
 
-    for directory, segments in logs:
-        if len(logs) > 1:
-            typer.echo(f"==> {directory.name} <==")
-        for line in islice(log_lines(segments, report), limit):
-            typer.echo(line)
+    with _reading([file for _, segments in logs for file in segments]) as progress:
+        for directory, segments in logs:
+            if len(logs) > 1:
+                typer.echo(f"==> {directory.name} <==")
+            for line in islice(log_lines(segments, report, progress.update), limit):
+                typer.echo(line)
+            for file in segments:
+                progress.finish(file)
     if is_damaged:
         raise typer.Exit(1)
 

@@ -26,6 +26,8 @@ CREATE_TOPIC, DELETE_TOPIC, UNDECODABLE = "create-topic", "delete-topic", "undec
 NULL = r"\N"
 
 Report = Callable[[LogFile, str], None]
+OnBatch = Callable[[LogFile, int], None]
+"""Called with the position of each batch that is read."""
 
 _ESCAPES = {"\\": r"\\", "\n": r"\n", "\r": r"\r"}
 _LINE_SEPARATORS = ("Zl", "Zp")
@@ -38,13 +40,13 @@ def logs_of(files: Iterable[LogFile]) -> Iterator[tuple[Path, list[LogFile]]]:
         yield directory, sorted(group, key=lambda file: file.path.name)
 
 
-def log_lines(files: list[LogFile], report: Report) -> Iterator[str]:
+def log_lines(files: list[LogFile], report: Report, on_batch: OnBatch = lambda file, position: None) -> Iterator[str]:
     """Yields the lines of one log. Calls `report` for batches that cannot be read, and continues after them."""
     if files[0].is_metadata:
-        yield from _metadata_lines(files, report)
+        yield from _metadata_lines(files, report, on_batch)
     else:
         for file in files:
-            for _, record in _records(file, report):
+            for _, record in _records(file, report, on_batch):
                 yield f"{record.offset} {escape(record.key, is_key=True)} {escape(record.value)}"
 
 
@@ -69,7 +71,7 @@ def _escape_character(character: str, is_key: bool) -> str:
     return f"\\u{code:04x}" if category in _LINE_SEPARATORS else character
 
 
-def _metadata_lines(files: list[LogFile], report: Report) -> Iterator[str]:
+def _metadata_lines(files: list[LogFile], report: Report, on_batch: OnBatch) -> Iterator[str]:
     """Yields creations and deletions of topics.
 
     If the start of the log was deleted, the topics of the latest snapshot have the last offsets before its end, as in
@@ -81,11 +83,11 @@ def _metadata_lines(files: list[LogFile], report: Report) -> Iterator[str]:
     start_offset = 0
     if snapshots and (not segments or segments[0].base_offset > 0):
         start_offset = snapshots[-1].snapshot_id.end_offset
-        actions = list(_topic_actions(_records(snapshots[-1], report), names))
+        actions = list(_topic_actions(_records(snapshots[-1], report, on_batch), names))
         for offset, (_, epoch, action, body) in enumerate(actions, start_offset - len(actions)):
             yield _metadata_line(offset, epoch, action, body)
     for file in segments:
-        for _, batch in groupby(_records(file, report), key=lambda found: found[0].base_offset):
+        for _, batch in groupby(_records(file, report, on_batch), key=lambda found: found[0].base_offset):
             for offset, epoch, action, body in _topic_actions(batch, names):
                 if offset >= start_offset:
                     yield _metadata_line(offset, epoch, action, body)
@@ -125,10 +127,11 @@ def _decode(record: Record) -> metadata_records.Record | MoldauError:
         return error
 
 
-def _records(file: LogFile, report: Report) -> Iterator[tuple[Batch, Record]]:
+def _records(file: LogFile, report: Report, on_batch: OnBatch) -> Iterator[tuple[Batch, Record]]:
     """Yields the records of clients and of the controller, without control records."""
     try:
         for position, batch in read_batches(file.path):
+            on_batch(file, position)
             if not batch.has_valid_checksum():
                 report(file, f"invalid checksum at offset {batch.base_offset} (batch at position {position})")
             elif not batch.is_control:
