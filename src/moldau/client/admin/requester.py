@@ -125,10 +125,15 @@ class AdminRequester:
         """
 
         async def attempt(retry: Retry) -> list[V]:
-            await self._cluster.refresh(timeout_ms=retry.remaining_ms)
+            try:
+                await self._cluster.refresh(timeout_ms=retry.remaining_ms)
+            except KafkaError as error:
+                raise retry.cause(error) from None
             found: list[V] = []
             requests = [request(broker_id) for broker_id in self._cluster.brokers]
             for result in await asyncio.gather(*requests, return_exceptions=True):
+                if isinstance(result, KafkaError):
+                    raise retry.cause(result)
                 if isinstance(result, BaseException):
                     raise result
                 found += result

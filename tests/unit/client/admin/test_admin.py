@@ -8,7 +8,7 @@ import pytest
 
 from moldau.client.admin.admin import Admin
 from moldau.client.admin.types import CreatedTopic
-from moldau.client.errors import ErrorCode, KafkaError
+from moldau.client.errors import ErrorCode, KafkaError, RequestTimedOutError
 from moldau.wire.api_keys import ApiKey
 from support.scripted_broker import Disconnect, ReceivedRequest, ScriptedBroker, ScriptedResponse
 
@@ -146,3 +146,24 @@ def test_a_list_does_not_wait_for_a_broker_that_has_left() -> None:
                 return [each.group_id for each in await admin.list_groups()]
 
     assert asyncio.run(main()) == ["moved", "stays"]
+
+
+def test_a_list_that_times_out_reports_the_last_cause() -> None:
+    """The last attempt has almost no time left, so its own error would only say that a millisecond was too short."""
+
+    async def main() -> None:
+        async with (
+            asyncio.timeout(DEADLINE_S),
+            ScriptedBroker() as broker,
+            Admin(broker.bootstrap, retry_backoff_ms=1, timeout_ms=200) as admin,
+        ):
+            causes = iter([KafkaError(ErrorCode.coordinator_load_in_progress, "node 8 is starting")])
+
+            async def refresh(*, timeout_ms: int) -> None:
+                raise next(causes, RequestTimedOutError(f"no broker returned metadata within {timeout_ms} ms"))
+
+            admin.cluster.refresh = refresh  # type: ignore[assignment, method-assign]
+            with pytest.raises(KafkaError, match="node 8 is starting"):
+                await admin.list_groups()
+
+    asyncio.run(main())
