@@ -159,6 +159,7 @@ def test_metrics_become_a_history_of_lag(spark: SparkSession, broker: Broker, tm
     runs = PipelineRuns(spark, broker.bootstrap, tmp_path, template("lag-history"))
     # The samples cross midnight in UTC, 12 hours after the start.
     made = [each for number in range(60) for each in metrics_at(START_MS + 12 * 3_600_000 - 300_000 + 10_000 * number)]
+    made.append(lag_without_leader(START_MS + 12 * 3_600_000))
     other = GeneratedRecord(b"new", json.dumps({"kind": "new-in-a-later-version", "time_ms": START_MS}).encode())
     for part in (made[:100], [other, GeneratedRecord(b"bad", b"{")], made[100:]):
         send_all(broker.bootstrap, "moldau.metrics", part)
@@ -169,11 +170,22 @@ def test_metrics_become_a_history_of_lag(spark: SparkSession, broker: Broker, tm
     assert len(rows) == len(made)
     assert DeltaTable(str(table)).metadata().partition_columns == ["day", "kind"]
     assert {str(row["day"]) for row in rows} == {"2026-01-31", "2026-02-01"}
+    (unknown,) = [row for row in rows if row["state"] == "no_leader"]
+    assert (unknown["partition"], unknown["committed_offset"], unknown["lag_records"]) == (1, 60, None)
+    rows.remove(unknown)
     last = max((row for row in rows if row["kind"] == "group-lag"), key=lambda row: row["time"])
     assert (last["group"], last["topic"], last["lag_records"], last["lag_ms"]) == ("billing", "orders", 40, None)
     chart = draw_lag_history(table, HistoryFilter())
     assert "billing  (max 40)" in chart
     assert "orders  (max 5)" in chart
+
+
+def lag_without_leader(time_ms: int) -> GeneratedRecord:
+    """Returns the record of a partition whose lag is unknown."""
+    known = {"kind": "group-lag", "group": "billing", "topic": "orders", "partition": 1, "time_ms": time_ms}
+    unknown = dict.fromkeys(("high_watermark", "log_start_offset", "lag_records", "lag_ms", "commit_rate"))
+    fields = {**known, **unknown, "produce_rate": None, "committed_offset": 60, "state": "no_leader"}
+    return GeneratedRecord(b"billing/orders/1", json.dumps(fields).encode())
 
 
 def metrics_at(time_ms: int) -> list[GeneratedRecord]:
