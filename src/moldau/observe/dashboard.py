@@ -138,9 +138,10 @@ ROWS = (
                 "Lag in records",
                 "short",
                 Query(
-                    f'sum by (consumergroup, topic) (kafka_consumergroup_lag{{{_GROUP},topic=~"$topic"}})',
+                    f'sum by (consumergroup, topic) (kafka_consumergroup_lag_sum{{{_GROUP},topic=~"$topic"}})',
                     "{{consumergroup}} {{topic}}",
                 ),
+                description="No line while the lag of a partition is unknown, because it has no leader.",
             ),
             graph(
                 "Commit rate",

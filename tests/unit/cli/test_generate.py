@@ -87,6 +87,13 @@ def test_names_of_alerts_are_unique_and_every_alert_says_what_to_look_at() -> No
 # Grafana
 
 
+def test_the_dashboard_shows_no_lag_of_a_topic_that_is_partly_unknown() -> None:
+    """Nodes leave out the sum of the topic then, while a sum over partitions would be that of the others."""
+    panels = json.loads(generate("grafana"))["panels"]
+    (lag,) = [each for each in panels if each["title"] == "Lag in records"]
+    assert "(kafka_consumergroup_lag_sum{" in lag["targets"][0]["expr"]
+
+
 def test_the_dashboard_has_panels_that_do_not_overlap() -> None:
     dashboard = json.loads(generate("grafana", "--title", "West"))
     assert dashboard["title"] == "West"
