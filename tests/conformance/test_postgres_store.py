@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 
@@ -370,6 +371,82 @@ def primary_and_standby() -> Iterator[tuple[PostgresServer, PostgresServer, str]
 def promote(standby: PostgresServer) -> None:
     with psycopg.connect(standby.url, autocommit=True) as connection:
         assert connection.execute("select pg_promote()").fetchone() == (True,)
+
+
+@contextmanager
+def missing_standby(server: PostgresServer) -> Iterator[None]:
+    """Lets commits wait for a synchronous standby that does not exist."""
+    query(server, "public", "alter system set synchronous_standby_names = 'nobody'")
+    query(server, "public", "select pg_reload_conf()")
+    while query(server, "public", "show synchronous_standby_names") != [("nobody",)]:
+        time.sleep(0.01)
+    try:
+        yield
+    finally:
+        query(server, "public", "alter system reset synchronous_standby_names")
+        query(server, "public", "select pg_reload_conf()")
+
+
+async def waiting_session(server: PostgresServer) -> int:
+    """Returns the process id of the session whose commit waits for the standby."""
+    statement = "select pid from pg_stat_activity where wait_event = 'SyncRep'"
+    async with asyncio.timeout(10):
+        while not (found := query(server, "public", statement)):
+            await asyncio.sleep(0.01)
+    pid = found[0][0]
+    assert isinstance(pid, int)
+    return pid
+
+
+@pytest.mark.parametrize("function", ["pg_terminate_backend", "pg_cancel_backend"])
+def test_a_commit_that_no_standby_has_is_not_acknowledged(schema: str, function: str) -> None:
+    """Ending or cancelling a session that waits for the standby makes its commit visible without it."""
+
+    async def body(own: PostgresServer) -> None:
+        async with started(own.url, schema, patience_s=1.0) as store:
+            log = await open_log(store)
+            await append(log, b"waits")
+            with missing_standby(own):
+                flush = asyncio.create_task(log.flush())
+                for _ in range(2):
+                    pid = await waiting_session(own)
+                    query(own, "public", f"select {function}({pid})")
+                    await asyncio.sleep(0.2)
+                with pytest.raises(StoreUnavailableError):
+                    await flush
+                assert query(own, schema, "select end_offset from log") == [(1,)]
+                assert log.durable_offset == 0
+            async with asyncio.timeout(10):
+                while log.durable_offset < 1:
+                    with suppress_unavailable():
+                        await log.flush()
+            await append(log, b"next")
+            await log.flush()
+        assert await values_after_restart(own.url, schema) == [b"waits", b"next"]
+
+    with PostgresServer(shared_server().binaries) as own:
+        asyncio.run(body(own))
+
+
+def test_a_commit_in_doubt_at_the_end_is_not_taken_for_the_next_one(newest: PostgresServer, schema: str) -> None:
+    async def body() -> None:
+        async with PostgresProxy(newest) as proxy, started(proxy.url, schema, patience_s=0.3) as store:
+            log = await open_log(store)
+            await append(log, b"first")
+            proxy.loses_answer = proxy.refuses = True
+            with pytest.raises(StoreUnavailableError):
+                await log.flush()
+            store.database.stop_waiting()
+            async with asyncio.timeout(10):
+                while store.database.is_busy:
+                    await asyncio.sleep(0.01)
+            proxy.refuses = False
+            with pytest.raises(StorageError):
+                await append(log, b"second")
+                await log.flush()
+            assert log.durable_offset == 0
+
+    asyncio.run(body())
 
 
 def test_a_store_continues_on_a_promoted_standby(schema: str) -> None:

@@ -59,6 +59,8 @@ _OPTIONS = {
     "enable_bitmapscan": "off",
     "plan_cache_mode": "force_generic_plan",
     "jit": "off",
+    # A warning tells that a commit has not waited for the synchronous standbys.
+    "client_min_messages": "warning",
     # The server must soon release the lock of a node whose machine has disappeared.
     "tcp_keepalives_idle": "5",
     "tcp_keepalives_interval": "2",
@@ -71,6 +73,8 @@ _SETTINGS_SINCE = {
     "transaction_timeout": ("0", 170_000),
 }
 
+_WAIT_CANCELLED = "01000"
+"""The SQLSTATE of a warning, which a commit gives if it was cancelled while it waited for synchronous standbys."""
 _INSUFFICIENT_RESOURCES = "53"
 """The class of SQLSTATE for a full disk, memory or connection limits."""
 
@@ -146,6 +150,8 @@ class Database:
         self._writer: Connection | None = None
         self._writer_pid = 0
         self._commit_number = 0
+        self._is_wait_cancelled = False
+        """Whether the last commit has returned before the synchronous standbys had it."""
         self._lock = asyncio.Lock()
         """Held by the transaction in progress."""
         self._readers: list[Connection] = []
@@ -203,7 +209,12 @@ class Database:
         return f"moldau {self.schema} {role}"
 
     def _use_writer(self, connection: Connection) -> None:
+        connection.add_notice_handler(self._on_notice)
         self._writer, self._writer_pid = connection, connection.info.backend_pid
+
+    def _on_notice(self, notice: psycopg.errors.Diagnostic) -> None:
+        if notice.sqlstate == _WAIT_CANCELLED:
+            self._is_wait_cancelled = True
 
     async def _lock_schema(self, connection: Connection, deadline: float) -> None:
         """Takes the lock that keeps other processes off the schema. It is released with the connection."""
@@ -300,6 +311,7 @@ class Database:
                 if connection is None:
                     connection, committed = await self._reconnect()
                     if committed == number:
+                        await self._replicate(connection, number)
                         break
                     is_in_doubt = False
                 async with connection.transaction(), connection.cursor(binary=True) as cursor:
@@ -311,7 +323,9 @@ class Database:
                         self.fail(f"another process owns the schema {self.schema} now")
                         self.check()
                     await work(cursor)
-                    is_in_doubt = True
+                    is_in_doubt, self._is_wait_cancelled = True, False
+                if self._is_wait_cancelled:
+                    await self._replicate(connection, number)
                 break
             except psycopg.Error as error:
                 is_lost = self._writer is None or self._writer.closed
@@ -323,12 +337,37 @@ class Database:
                     log.warning("lost the connection to Postgres, retrying", address=self.address, reason=reason)
                     is_logged = True
                 if self._is_closing or (not is_in_doubt and loop.time() + delay_s > deadline):
+                    if is_in_doubt:
+                        # The next transaction would have the same number, and be taken for this one.
+                        self.fail(f"the node stopped before Postgres at {self.address} confirmed a commit")
                     raise StoreUnavailableError(f"Postgres at {self.address} is unreachable: {reason}") from error
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, _RETRY_DELAY_S_MAX)
         self._commit_number = number
         if is_logged:
             log.info("connected to Postgres again", address=self.address)
+
+    async def _replicate(self, connection: Connection, number: int) -> None:
+        """Waits until the synchronous standbys have an executed commit.
+
+        The wait of the commit itself may have been cancelled, because its session was ended or by an operator. A later
+        commit waits until the standbys have both.
+        """
+        self._is_wait_cancelled = True
+        while self._is_wait_cancelled:
+            self._is_wait_cancelled = False
+            try:
+                cursor = await connection.execute(
+                    "update node set commit_number = %s where incarnation = %s and commit_number = %s",
+                    (number, self._incarnation, number),
+                )
+            except psycopg.Error:
+                # The commit stays in doubt, whatever the reason is.
+                await self._drop_writer()
+                raise
+            if cursor.rowcount != 1:
+                self.fail(f"another process owns the schema {self.schema} now")
+                self.check()
 
     async def _drop_writer(self) -> None:
         connection, self._writer = self._writer, None
