@@ -3,16 +3,20 @@
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import cast
 
 import psycopg
 import pytest
 
 from moldau.errors import RecordTooLargeError, StorageError
 from moldau.logs.postgres import database, log
+from moldau.logs.postgres.files import FileTable
+from moldau.logs.postgres.schema import check_server
 from moldau.logs.postgres.store import PostgresLogStore
 from moldau.logs.store import Log, LogName, StoreUnavailableError, is_transient
+from moldau.node.postgres_storage import PostgresStorage
 from moldau.settings.topic import TopicSettings
 from support.logs import NAME, TOPIC_ID, append, batch_at, batches_of, values_of
 from support.postgres import PostgresServer, find_servers
@@ -243,6 +247,35 @@ def test_a_server_that_is_away_takes_bounded_memory_and_time(newest: PostgresSer
     asyncio.run(body())
 
 
+def test_a_frozen_server_ends_reads_in_time(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the reads that wait for their turn, and the first reads of new sessions."""
+
+    async def body(own: PostgresServer, warm: int) -> None:
+        loop = asyncio.get_running_loop()
+        async with started(own.url, schema, recent_bytes_max=0) as store:
+            log = await open_log(store)
+            await append(log, b"x")
+            await log.flush()
+            await asyncio.gather(*(log.read(0, 100, 1) for _ in range(warm)))
+            monkeypatch.setattr(database, "QUERY_TIMEOUT_S", 1.0)
+            with own.frozen():
+                began = loop.time()
+                results = await asyncio.gather(*(log.read(0, 100, 1) for _ in range(16)), return_exceptions=True)
+                assert 1 <= loop.time() - began < 4
+                assert all(isinstance(each, StoreUnavailableError) for each in results), results
+            monkeypatch.setattr(database, "QUERY_TIMEOUT_S", 60.0)
+            slices = await asyncio.gather(*(log.read(0, 100, 1) for _ in range(16)))
+            assert all(each.size for each in slices)
+            await append(log, b"y")
+            await log.flush()
+            assert await values_of(log) == [b"x", b"y"]
+
+    with PostgresServer(shared_server().binaries) as own:
+        asyncio.run(body(own, warm=8))
+        drop_schema(own, schema)
+        asyncio.run(body(own, warm=0))
+
+
 def test_a_store_closes_in_time_without_its_server(newest: PostgresServer, schema: str) -> None:
     async def body() -> None:
         async with PostgresProxy(newest) as proxy:
@@ -441,9 +474,8 @@ def test_a_commit_in_doubt_at_the_end_is_not_taken_for_the_next_one(newest: Post
                 while store.database.is_busy:
                     await asyncio.sleep(0.01)
             proxy.refuses = False
-            with pytest.raises(StorageError):
+            with pytest.raises(StorageError, match="confirmed a commit"):
                 await append(log, b"second")
-                await log.flush()
             assert log.durable_offset == 0
 
     asyncio.run(body())
@@ -471,9 +503,29 @@ def test_a_store_continues_on_a_promoted_standby(schema: str) -> None:
         asyncio.run(body(primary, standby, url))
 
 
-def test_a_standby_that_lacks_commits_is_refused(schema: str) -> None:
+async def append_next(_: PostgresLogStore, log: Log) -> None:
+    await append(log, b"next")
+    await log.flush()
+
+
+async def read_lost_batch(_: PostgresLogStore, log: Log) -> None:
+    await log.read(1, 1_000, 2)
+
+
+async def wait_idle(store: PostgresLogStore, _: Log) -> None:
+    files = FileTable(store.database, "")
+    await PostgresStorage(store.database, store, files)._responds()
+    store.database.check()
+
+
+@pytest.mark.parametrize("lost", [append_next, read_lost_batch, wait_idle])
+def test_a_standby_that_lacks_commits_is_refused(
+    schema: str, lost: Callable[[PostgresLogStore, Log], Awaitable[None]]
+) -> None:
+    """Also by a node that only reads, and by one without any request."""
+
     async def body(primary: PostgresServer, standby: PostgresServer, url: str) -> None:
-        async with started(url, schema, patience_s=20) as store:
+        async with started(url, schema, patience_s=20, recent_bytes_max=0) as store:
             log = await open_log(store)
             await append(log, b"replicated")
             await log.flush()
@@ -486,10 +538,10 @@ def test_a_standby_that_lacks_commits_is_refused(schema: str) -> None:
             await asyncio.to_thread(primary.kill)
             await asyncio.to_thread(standby.start)
             await asyncio.to_thread(promote, standby)
-            await append(log, b"next")
             with pytest.raises(StorageError, match="has lost transactions") as refused:
-                await log.flush()
+                await lost(store, log)
             assert not is_transient(refused.value)
+            assert store.database.failure is not None
         assert await values_after_restart(standby.url, schema) == [b"replicated"]
 
     with primary_and_standby() as (primary, standby, url):
@@ -589,6 +641,33 @@ def test_a_server_that_loses_commits_is_refused(schema: str, setting: str, monke
     with server_settings(own, f"{setting} = off"):
         text = asyncio.run(refusal(own.url, schema, monkeypatch))
     assert f"the Postgres server has {setting}=off" in text
+
+
+def test_a_new_session_finds_that_the_server_loses_commits(newest: PostgresServer, schema: str) -> None:
+    """A failover may lead to a server with other settings."""
+
+    async def body() -> None:
+        async with PostgresProxy(newest) as proxy, started(proxy.url, schema) as store:
+            log = await open_log(store)
+            await append(log, b"x")
+            with server_settings(newest, "fsync = off"):
+                proxy.cut()
+                with pytest.raises(StorageError, match="has fsync=off"):
+                    await log.flush()
+            assert log.durable_offset == 0
+
+    asyncio.run(body())
+
+
+def test_a_server_that_is_too_old_is_refused() -> None:
+    class Info:
+        server_version = 120_022
+
+    class OldConnection:
+        info = Info()
+
+    with pytest.raises(StorageError, match="has version 12, and Moldau needs 13 or newer"):
+        asyncio.run(check_server(cast("psycopg.AsyncConnection[object]", OldConnection())))
 
 
 def test_commits_are_durable_whatever_the_role_prefers(newest: PostgresServer, schema: str) -> None:

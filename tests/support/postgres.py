@@ -9,6 +9,8 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -142,6 +144,19 @@ class PostgresServer:
     def kill(self) -> None:
         """Kills the server and its sessions, as a crash does. The next start recovers from the write-ahead log."""
         self._end(signal.SIGKILL)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Stops all processes of the server, while the kernel keeps their connections."""
+        assert self._process is not None
+        processes = [self._process.pid, *_children(self._process.pid)]
+        try:
+            for process in processes:
+                os.kill(process, signal.SIGSTOP)
+            yield
+        finally:
+            for process in processes:
+                os.kill(process, signal.SIGCONT)
 
     def _end(self, signal_number: int) -> None:
         process, self._process = self._process, None

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from uuid import UUID
 
 from moldau.concurrency.tasks import cancel_and_wait
 from moldau.controller.ids import random_uuid
@@ -35,9 +34,8 @@ log = get_logger(__name__)
 
 
 class PostgresStorage(Storage):
-    def __init__(self, database: Database, incarnation: UUID, logs: PostgresLogStore, files: FileTable) -> None:
+    def __init__(self, database: Database, logs: PostgresLogStore, files: FileTable) -> None:
         super().__init__(logs, files)
-        self._incarnation = incarnation
         self._database = database
         self._file_table = files
         self._watcher: asyncio.Task[None] | None = None
@@ -72,16 +70,12 @@ class PostgresStorage(Storage):
         on_failure(StorageError(self._database.failure))
 
     async def _responds(self) -> bool:
-        """Returns whether Postgres answers a query, and no transaction takes very long. Fails the database if another
-        process owns its schema, because a node without requests would not notice."""
+        """Returns whether Postgres answers a query, and no transaction takes very long."""
         try:
-            async with asyncio.timeout(UNAVAILABLE_AFTER_S):
-                [(incarnation,)] = await self._database.query("select incarnation from node")
-                if incarnation != self._incarnation:
-                    self._database.fail(f"another process owns the schema {self._database.schema} now")
-                async with self._database.exclusive():
-                    return True
-        except (TimeoutError, StorageError):
+            await self._database.check_owner(UNAVAILABLE_AFTER_S)
+            async with self._database.exclusive(timeout_s=UNAVAILABLE_AFTER_S):
+                return True
+        except StorageError:
             return False
 
     def begin_close(self) -> None:
@@ -126,7 +120,6 @@ def make_postgres_storage(platform: Platform, settings: BrokerSettings) -> Postg
         conninfo = make_conninfo(settings.store, **password)
     except ProgrammingError as error:
         raise InvalidConfigError(f"store: {settings.store} is no valid URL of Postgres: {error}") from None
-    incarnation = random_uuid(platform.random)
-    database = Database(conninfo, settings.postgres_schema, incarnation)
+    database = Database(conninfo, settings.postgres_schema, random_uuid(platform.random))
     logs = PostgresLogStore(database, platform.clock, producer_expiration_ms=settings.producer_id_expiration_ms)
-    return PostgresStorage(database, incarnation, logs, FileTable(database, settings.log_dir))
+    return PostgresStorage(database, logs, FileTable(database, settings.log_dir))

@@ -7,8 +7,8 @@ was replaced can write nothing, and after a lost connection the number tells whe
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 from uuid import UUID
 
@@ -33,6 +33,8 @@ PATIENCE_S = 10.0
 """How long callers wait for a server that is unreachable."""
 QUERY_TIMEOUT_S = 60.0
 """How long a query may take until its connection counts as lost."""
+SESSION_TIMEOUT_S = 15.0
+"""How long the first statements of a new session of the writer may take. One of them waits for a lock for 5 seconds."""
 READERS_MAX = 4
 _RETRY_DELAY_S_MIN, _RETRY_DELAY_S_MAX = 0.05, 1.0
 
@@ -73,6 +75,7 @@ _SETTINGS_SINCE = {
     "transaction_timeout": ("0", 170_000),
 }
 
+_OWNER = "select incarnation, commit_number from node"
 _WAIT_CANCELLED = "01000"
 """The SQLSTATE of a warning, which a commit gives if it was cancelled while it waited for synchronous standbys."""
 _INSUFFICIENT_RESOURCES = "53"
@@ -111,25 +114,39 @@ def describe(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-async def _session(conninfo: str, schema: str, application_name: str) -> Connection:
-    connection = await psycopg.AsyncConnection.connect(
+@contextmanager
+def _shut_down_at(deadline: float, connection: Connection) -> Iterator[None]:
+    """Ends the connection at this time of the loop if its work has not ended. A cancellation of the work would wait for
+    the server, since psycopg sends it a request to cancel the query."""
+
+    def end() -> None:
+        if not connection.closed:
+            shut_down(connection.fileno())
+
+    timer = asyncio.get_running_loop().call_at(deadline, end)
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+async def _connect(conninfo: str, application_name: str) -> Connection:
+    return await psycopg.AsyncConnection.connect(
         conninfo, autocommit=True, application_name=application_name, prepare_threshold=2
     )
-    try:
-        settings = {"search_path": '"' + schema.replace('"', '""') + '"'}
-        for name, (value, version) in _SETTINGS_SINCE.items():
-            if connection.info.server_version >= version:
-                settings[name] = value
-        row = await (await connection.execute("select current_setting('synchronous_commit')")).fetchone()
-        if row == ("off",):
-            # A commit must be durable when it returns, whatever the default of the role or the database is.
-            settings["synchronous_commit"] = "on"
-        columns = ", ".join("set_config(%s, %s, false)" for _ in settings)
-        await connection.execute(f"select {columns}", [each for item in settings.items() for each in item])
-    except BaseException:
-        await connection.close()
-        raise
-    return connection
+
+
+async def _configure(connection: Connection, schema: str) -> None:
+    settings = {"search_path": '"' + schema.replace('"', '""') + '"'}
+    for name, (value, version) in _SETTINGS_SINCE.items():
+        if connection.info.server_version >= version:
+            settings[name] = value
+    row = await (await connection.execute("select current_setting('synchronous_commit')")).fetchone()
+    if row == ("off",):
+        # A commit must be durable when it returns, whatever the default of the role or the database is.
+        settings["synchronous_commit"] = "on"
+    columns = ", ".join("set_config(%s, %s, false)" for _ in settings)
+    await connection.execute(f"select {columns}", [each for item in settings.items() for each in item])
 
 
 class Database:
@@ -175,7 +192,7 @@ class Database:
         is_logged = False
         while True:
             try:
-                connection = await _session(self._conninfo, self.schema, self._application_name("writer"))
+                connection = await _connect(self._conninfo, self._application_name("writer"))
             except psycopg.Error as error:
                 if "unsupported startup parameter" in str(error):
                     raise StorageError(POOLER_MESSAGE) from error
@@ -187,6 +204,7 @@ class Database:
                 await asyncio.sleep(_RETRY_DELAY_S_MAX)
                 continue
             try:
+                await _configure(connection, self.schema)
                 await check_server(connection)
                 await self._lock_schema(connection, deadline)
                 state = await self._become_owner(connection)
@@ -378,70 +396,101 @@ class Database:
     async def _reconnect(self) -> tuple[Connection, int]:
         """Returns a new writer and the number of the last commit. Raises psycopg.Error, or StorageError if the schema
         has another owner."""
-        connection = await _session(self._conninfo, self.schema, self._application_name("writer"))
+        connection = await _connect(self._conninfo, self._application_name("writer"))
+        deadline = asyncio.get_running_loop().time() + SESSION_TIMEOUT_S
         try:
-            # Another owner holds the lock, so this is checked before waiting for it.
-            row = await (await connection.execute("select incarnation from node")).fetchone()
-            if row is None or row[0] != self._incarnation:
-                self.fail(f"another process owns the schema {self.schema} now")
-                self.check()
-            # The old session may not have noticed yet that its client is gone, and its commit may still be in progress.
-            await connection.execute(
-                # After a restart or a failover, another session may have the same process id. Long names are truncated.
-                "select pg_terminate_backend(pid) from pg_stat_activity where pid = %s and pid <> pg_backend_pid() "
-                "and application_name = current_setting('application_name') and datname = current_database()",
-                (self._writer_pid,),
-            )
-            await connection.execute("set lock_timeout = '5s'")
-            await connection.execute("select pg_advisory_lock(hashtextextended(%s, 0))", (self._lock_name,))
-            await connection.execute("set lock_timeout = 0")
-            row = await (await connection.execute("select incarnation, commit_number from node")).fetchone()
+            with _shut_down_at(deadline, connection):
+                await _configure(connection, self.schema)
+                # Another owner holds the lock, so this is checked before waiting for it.
+                await self._check_session(connection, self._commit_number)
+                # The old session may not have noticed yet that its client is gone, and its commit may still be in
+                # progress.
+                await connection.execute(
+                    # After a restart or a failover, another session may have the same process id. Long names are
+                    # truncated.
+                    "select pg_terminate_backend(pid) from pg_stat_activity where pid = %s and pid <> pg_backend_pid() "
+                    "and application_name = current_setting('application_name') and datname = current_database()",
+                    (self._writer_pid,),
+                )
+                await connection.execute("set lock_timeout = '5s'")
+                await connection.execute("select pg_advisory_lock(hashtextextended(%s, 0))", (self._lock_name,))
+                await connection.execute("set lock_timeout = 0")
+                committed = await self._check_session(connection, self._commit_number)
         except BaseException:
             await connection.close()
             raise
-        if row is None or row[0] != self._incarnation:
+        self._use_writer(connection)
+        return connection, committed
+
+    async def _check_session(self, connection: Connection, known: int) -> int:
+        """Checks a new session, which may be on another server after a failover. Returns the number of the last commit.
+        Raises StorageError if that is less than `known`, or if the schema has another owner."""
+        try:
+            await check_server(connection)
+        except StorageError as error:
+            self.fail(str(error))
+        row = await (await connection.execute(_OWNER)).fetchone()
+        incarnation, committed = row or (None, 0)
+        self._check_owner(incarnation, committed, known)
+        return int(committed)
+
+    def _check_owner(self, incarnation: UUID | None, committed: int, known: int) -> None:
+        if incarnation != self._incarnation:
             self.fail(f"another process owns the schema {self.schema} now")
-        elif row[1] < self._commit_number:
+        elif committed < known:
             self.fail(
                 f"the Postgres server at {self.address} has lost transactions that it had committed (it has "
-                f"{row[1]}, and had {self._commit_number}): after a failover, start the node again to accept the loss"
+                f"{committed}, and had {known}): after a failover, start the node again to accept the loss"
             )
-        if self.failure is not None:
-            await connection.close()
-            raise StorageError(self.failure)
-        assert row is not None
-        self._use_writer(connection)
-        return connection, row[1]
+        self.check()
+
+    async def check_owner(self, timeout_s: float) -> None:
+        """Asks Postgres for the owner and the last commit. Raises StorageError, and fails for good, if another process
+        owns the schema or commits are lost: a node without requests would not notice."""
+        known = self._commit_number
+        [(incarnation, committed)] = await self.query(_OWNER, timeout_s=timeout_s)
+        self._check_owner(incarnation, committed, known)
 
     # Queries
 
-    async def query(self, statement: str, parameters: Sequence[object] | Mapping[str, object] = ()) -> list[Any]:
+    async def query(
+        self,
+        statement: str,
+        parameters: Sequence[object] | Mapping[str, object] = (),
+        *,
+        timeout_s: float | None = None,
+    ) -> list[Any]:
         """Returns the rows of a query outside of transactions. Waits for a server that is unreachable for a while;
         then raises StoreUnavailableError."""
         # Requests are started outside of a task, in which asyncio has no timeouts.
-        return await asyncio.get_running_loop().create_task(self._query(statement, parameters))
+        return await asyncio.get_running_loop().create_task(self._query(statement, parameters, timeout_s))
 
-    async def _query(self, statement: str, parameters: Sequence[object] | Mapping[str, object]) -> list[Any]:
+    async def _query(
+        self, statement: str, parameters: Sequence[object] | Mapping[str, object], timeout_s: float | None
+    ) -> list[Any]:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self.patience_s
+        timeout_s = QUERY_TIMEOUT_S if timeout_s is None else timeout_s
+        deadline, last_attempt = loop.time() + timeout_s, loop.time() + self.patience_s
         delay_s = _RETRY_DELAY_S_MIN
         while True:
             self.check()
             reader = None
             try:
-                reader = await self._take_reader()
-                async with asyncio.timeout(QUERY_TIMEOUT_S), reader.cursor(binary=True) as cursor:
-                    await cursor.execute(statement, parameters)
-                    return await cursor.fetchall()
-            except TimeoutError as error:
-                raise StoreUnavailableError(
-                    f"Postgres at {self.address} has not answered a query for {QUERY_TIMEOUT_S:g} seconds"
-                ) from error
-            except psycopg.Error as error:
+                reader = await self._take_reader(deadline)
+                self.check()
+                with _shut_down_at(deadline, reader):
+                    async with reader.cursor(binary=True) as cursor:
+                        await cursor.execute(statement, parameters)
+                        return await cursor.fetchall()
+            except (TimeoutError, psycopg.Error) as error:
+                if loop.time() >= deadline:
+                    raise StoreUnavailableError(
+                        f"Postgres at {self.address} has not answered a query for {timeout_s:g} seconds"
+                    ) from error
                 is_lost = reader is None or reader.closed
-                if not is_lost:
+                if not is_lost and isinstance(error, psycopg.Error):
                     raise storage_error("reading from Postgres", error)  # noqa: B904 - it has its cause
-                if loop.time() + delay_s > deadline or self._is_closing:
+                if loop.time() + delay_s > last_attempt or self._is_closing:
                     raise StoreUnavailableError(
                         f"Postgres at {self.address} is unreachable: {describe(error)}"
                     ) from error
@@ -451,18 +500,30 @@ class Database:
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, _RETRY_DELAY_S_MAX)
 
-    async def _take_reader(self) -> Connection:
-        async with self._reader_freed:
-            while not self._readers and self._readers_open >= READERS_MAX:
-                await self._reader_freed.wait()
+    async def _take_reader(self, deadline: float) -> Connection:
+        async with asyncio.timeout_at(deadline), self._reader_freed:
+            await self._reader_freed.wait_for(lambda: self._readers or self._readers_open < READERS_MAX)
             if self._readers:
                 return self._readers.pop()
             self._readers_open += 1
         try:
-            return await _session(self._conninfo, self.schema, self._application_name("reader"))
+            return await self._open_reader(deadline)
         except BaseException:
             await self._forget_reader()
             raise
+
+    async def _open_reader(self, deadline: float) -> Connection:
+        known = self._commit_number
+        async with asyncio.timeout_at(deadline):
+            reader = await _connect(self._conninfo, self._application_name("reader"))
+        try:
+            with _shut_down_at(deadline, reader):
+                await _configure(reader, self.schema)
+                await self._check_session(reader, known)
+        except BaseException:
+            await reader.close()
+            raise
+        return reader
 
     async def _give_reader(self, reader: Connection) -> None:
         is_idle = reader.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
