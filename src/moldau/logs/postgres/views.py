@@ -290,9 +290,12 @@ language plpgsql immutable strict as $$$$
 declare
     group_size integer := $schema._integer(key, 2, 2);
     topic_size integer := $schema._integer(key, 4 + group_size, 2);
+    group_bytes bytea := substring(key from 5 for group_size);
+    topic_bytes bytea := substring(key from 7 + group_size for topic_size);
 begin
-    "group" := convert_from(substring(key from 5 for group_size), 'UTF8');
-    topic := convert_from(substring(key from 7 + group_size for topic_size), 'UTF8');
+    -- Clients choose these names, and may use characters that Postgres cannot store.
+    "group" := coalesce($schema._text(group_bytes), encode(group_bytes, 'escape'));
+    topic := coalesce($schema._text(topic_bytes), encode(topic_bytes, 'escape'));
     "partition" := $schema._integer(key, 6 + group_size + topic_size, 4);
 end $$$$;
 
@@ -329,7 +332,7 @@ begin
             exit when byte < 128;
         end loop;
     end if;
-    metadata := convert_from(substring(value from "position" + 1 for size), 'UTF8');
+    metadata := $schema._text(substring(value from "position" + 1 for size));
     commit_time := $schema._time($schema._integer(value, "position" + size, 8));
 end $$$$;
 

@@ -95,9 +95,10 @@ def node(server: PostgresServer) -> Iterator[Node]:
 
 
 @contextmanager
-def node_in(server: PostgresServer, schema: str) -> Iterator[Node]:
-    asyncio.run(_create_schema(server.url, schema))
-    with psycopg.connect(server.url, autocommit=True) as connection:
+def node_in(server: PostgresServer, schema: str, database: str = "moldau") -> Iterator[Node]:
+    url = server.database_url(database)
+    asyncio.run(_create_schema(url, schema))
+    with psycopg.connect(url, autocommit=True) as connection:
         # As users of the views may have it: nothing of the node is in the search_path.
         connection.execute("set search_path = ''")
         yield Node(connection, schema)
@@ -430,6 +431,26 @@ def test_the_last_commit_of_a_key_counts_and_tombstones_remove_it(node: Node) ->
     assert {row["commit_time"] for row in rows.values()} == {datetime.fromtimestamp(TIME_MS / 1000, UTC)}
     assert (rows["group"]["leader_epoch"], rows["other"]["leader_epoch"]) == (None, 4)
     assert [rows[name]["metadata"] for name in ("group", "skupina-č", "old")] == ["", "m" * 200, "é"]
+
+
+@pytest.mark.parametrize("encoding", ["UTF8", "LATIN1"])
+def test_commits_with_text_that_postgres_cannot_store_are_read(server: PostgresServer, encoding: str) -> None:
+    """A client chooses its group and its metadata, and must not break the view for others."""
+    program = ["--host=127.0.0.1", f"--port={server.port}", "--username=moldau"]
+    server.run_program("createdb", *program, f"--encoding={encoding}", "--template=template0", encoding.lower())
+    with node_in(server, "Moldau 1", encoding.lower()) as node:
+        node.append(
+            node.create_log("__consumer_offsets"),
+            offsets_batch(0, commit("good", 1, metadata="fine"), commit("a\0b", 2, topic="t\0"), commit("ř", 3)),
+            offsets_batch(3, commit("nul", 4, metadata="a\0b"), commit("ř in metadata", 5, metadata="ř")),
+        )
+        rows = {row["offset"]: row for row in node('select * from "Moldau 1".group_offsets')}
+    r = "ř" if encoding == "UTF8" else r"\305\231"
+    assert {offset: row["group"] for offset, row in rows.items()} == {
+        1: "good", 2: r"a\000b", 3: r, 4: "nul", 5: f"{r} in metadata",
+    }  # fmt: skip
+    assert rows[2]["topic"] == r"t\000"
+    assert [rows[offset]["metadata"] for offset in (1, 4, 5)] == ["fine", None, "ř" if encoding == "UTF8" else None]
 
 
 def test_all_versions_of_committed_offsets_are_read(node: Node) -> None:
