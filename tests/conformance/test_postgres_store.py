@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from moldau.errors import RecordTooLargeError, StorageError
-from moldau.logs.postgres import database, log
+from moldau.logs.postgres import database, deletion, log
 from moldau.logs.postgres.files import FileTable
 from moldau.logs.postgres.schema import check_server
 from moldau.logs.postgres.store import PostgresLogStore
@@ -79,6 +79,12 @@ def query(server: PostgresServer, schema: str, statement: str) -> list[tuple[obj
         connection.execute(f"set search_path to {schema}")
         cursor = connection.execute(statement)
         return cursor.fetchall() if cursor.description else []
+
+
+async def rows_are_deleted(store: PostgresLogStore) -> None:
+    async with asyncio.timeout(30):
+        while store.deletion.is_running:
+            await asyncio.sleep(0.01)
 
 
 async def append_until(log: Log, count: int, values: list[bytes], acknowledged: list[bytes]) -> None:
@@ -891,6 +897,7 @@ def test_an_interrupted_deletion_is_completed_at_the_next_start(newest: Postgres
         query(newest, schema, "update log set state = 'deleted'")
         async with started(newest.url, schema) as store:
             assert store.list_logs() == []
+            await rows_are_deleted(store)
             for table in ("log", "batch", "producer_snapshot", "aborted_transaction"):
                 assert query(newest, schema, f"select * from {table}") == []
             assert (await open_log(store)).end_offset == 0
@@ -950,14 +957,75 @@ def test_batches_are_deleted_in_small_transactions(
             await log_.flush()
             for start in (1, 4, 10):
                 await log_.advance_start_offset(start)
+                await rows_are_deleted(store)
                 assert query(newest, schema, "select min(base_offset), count(*) from batch") == [(start, 20 - start)]
                 assert log_.size == sum(batch.size for batch in await batches_of(log_))
             [(before,)] = query(newest, schema, "select commit_number from node")
             await store.remove(NAME)
+            await rows_are_deleted(store)
             assert query(newest, schema, "select * from batch") == []
             [(after,)] = query(newest, schema, "select commit_number from node")
             assert after - before > 4, "the batches did not go in one transaction"
 
-    monkeypatch.setattr(log, "DELETE_ROWS", limits[0])
-    monkeypatch.setattr(log, "DELETE_BYTES", limits[1])
+    monkeypatch.setattr(deletion, "DELETE_ROWS", limits[0])
+    monkeypatch.setattr(deletion, "DELETE_BYTES", limits[1])
+    asyncio.run(body())
+
+
+async def remove(store: PostgresLogStore, _: Log) -> None:
+    await store.remove(NAME)
+
+
+async def reset(_: PostgresLogStore, log: Log) -> None:
+    await log.truncate_fully_and_start_at(7)
+
+
+async def advance(_: PostgresLogStore, log: Log) -> None:
+    await log.advance_start_offset(20)
+
+
+async def expire(_: PostgresLogStore, log: Log) -> None:
+    log.configure(TopicSettings(retention_bytes=0))
+    await log.apply_retention(0, 20)
+
+
+@pytest.mark.parametrize("operation", [remove, reset, advance, expire])
+def test_rows_are_deleted_in_the_background_and_after_a_crash(
+    newest: PostgresServer,
+    schema: str,
+    operation: Callable[[PostgresLogStore, Log], Awaitable[None]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Publishing metadata, and the requests of a partition, do not wait for it; nor does a start."""
+
+    async def paused(_: deletion.RowDeletion) -> None:
+        """Deletes nothing."""
+
+    async def body() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(deletion.RowDeletion, "_run", paused)
+            async with started(newest.url, schema, recent_bytes_max=0) as store:
+                log = await open_log(store)
+                for number in range(20):
+                    await append(log, b"x", producer_id=1, producer_epoch=0, base_sequence=number)
+                await log.flush()
+                await operation(store, log)
+                log = await open_log(store)
+                assert (log.size, await batches_of(log)) == (0, [])
+            assert query(newest, schema, "select count(*) from batch") == [(20,)]
+            async with started(newest.url, schema) as store:
+                log = await open_log(store)
+                assert (log.size, await batches_of(log)) == (0, [])
+                start = log.start_offset
+        async with started(newest.url, schema) as store:
+            log = await open_log(store)
+            await append(log, b"next")
+            await log.flush()
+            await rows_are_deleted(store)
+            assert query(newest, schema, "select base_offset from batch") == [(start,)]
+            assert query(newest, schema, "select state from log") == [("live",)]
+            assert await values_of(log) == [b"next"]
+            assert log.size == sum(batch.size for batch in await batches_of(log))
+
+    monkeypatch.setattr(deletion, "DELETE_ROWS", 2)
     asyncio.run(body())

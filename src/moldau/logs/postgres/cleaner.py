@@ -40,6 +40,7 @@ class Cleaner:
         self._settings = log_.settings
         self._now_ms = now_ms
         self._changes = log_.changes
+        self._start_offset = log_.start_offset
         self._cleaned_offset = max(log_.cleaned_offset, log_.start_offset)
         self._below = 0
         """The round has the batches that end before this offset."""
@@ -81,7 +82,7 @@ class Cleaner:
         if not dirty_bytes:
             return False
         self._below = below
-        [(total_bytes,)] = await log_.query(statements.SIZE_BELOW, below=below)
+        [(total_bytes,)] = await log_.query(statements.SIZE_BETWEEN, offset=self._start_offset, below=below)
         return should_compact(settings, total_bytes, dirty_bytes, oldest_dirty_ms, now_ms)
 
     async def _map_keys(self) -> None:
@@ -100,7 +101,7 @@ class Cleaner:
     async def _clean(self) -> bool:
         """Cleans all batches from the start of the log on. Returns False if the log was truncated meanwhile."""
         self._outcomes.add_aborted(self._log.aborted)
-        async for batches in self._log.pages(0, self._below):
+        async for batches in self._log.pages(self._start_offset, self._below):
             for number, batch in enumerate(batches, 1):
                 if batch.base_offset >= self._offsets.end_offset:
                     return await self._write(batch.base_offset)

@@ -48,8 +48,6 @@ PAGE_ROWS, PAGE_BYTES = 256, 1024 * 1024
 HEADER_ROWS = 2_000
 """How many headers are read at once during recovery."""
 OFFSET_LIMIT = 2**63
-DELETE_ROWS, DELETE_BYTES = 1_000, 64 * 1024 * 1024
-"""How much is deleted in one transaction, so that flushes do not wait for long."""
 
 
 class Appends(NamedTuple):
@@ -104,19 +102,19 @@ class PostgresLog(Log):
         self._new_aborted: list[AbortedTransaction] = []
         """Aborted transactions whose markers are not committed yet."""
         self._snapshot_due_bytes, self._snapshot_due_batches = SNAPSHOT_BYTES, SNAPSHOT_BATCHES
-        self._has_rows_before_start = True
-        """Whether there may be batches that end before the start offset, for example after a crash."""
         self._failure: str | None = None
 
     async def load(self) -> None:
         """Loads size, aborted transactions and producers. Raises StorageError if the rows contradict each other."""
-        [(size, next_offset)] = await self.query(statements.SIZE_AND_END)
+        [(size, next_offset, has_rows_before)] = await self.query(statements.SIZE_AND_END, start=self.start_offset)
         if next_offset > self.end_offset:
             raise StorageError(
                 f"the log {self.name} ends at {self.end_offset}, but the table batch has a batch up to {next_offset}: "
                 f"another program has changed the tables of the schema {self._database.schema}; restore a backup"
             )
         self._size = size
+        if has_rows_before:
+            self._store.deletion.add(self)
         for row in await self.query(statements.ABORTED):
             self.aborted.append(AbortedTransaction(*row))
         self.producers.replace(await self._producers_at(self.end_offset))
@@ -435,7 +433,7 @@ class PostgresLog(Log):
             self.aborted.truncate_from_end(end)
             self._new_aborted = [each for each in self._new_aborted if each.last_offset < end]
             self.producers.replace(producers)
-            [(size, _)] = await self.query(statements.SIZE_AND_END)
+            [(size, *_)] = await self.query(statements.SIZE_AND_END, start=start)
             self._size = size + sum(len(each.data) for each in self._recent.overlapping(durable, OFFSET_LIMIT))
 
     async def _end_below(self, offset: int) -> int:
@@ -447,14 +445,18 @@ class PostgresLog(Log):
 
     async def _reset(self, offset: int) -> None:
         async with self._database.exclusive():
+            # The rows remain with the old id until they are deleted, because there may be many.
+            old_id = new_id = self.id
 
             async def work(cursor: Cursor) -> None:
-                await cursor.execute(statements.DELETE_BATCHES_FROM, self.parameters(offset=0))
-                await cursor.execute(statements.DELETE_ABORTED_FROM, self.parameters(offset=0))
-                await cursor.execute(statements.DELETE_SNAPSHOTS_AFTER, self.parameters(offset=-1))
-                await cursor.execute(statements.RESET_OFFSETS, self.parameters(offset=offset))
+                nonlocal new_id
+                await cursor.execute(statements.DELETE_LOG, self.parameters())
+                await cursor.execute(statements.CREATE_LOG_AT, self.parameters(offset=offset))
+                [(new_id,)] = await cursor.fetchall()
 
             await self._database.execute_exclusively(work)
+            self.id = new_id
+            self._store.deletion.add(old_id)
             self.changes += 1
             self._recent.reset(offset)
             self.start_offset = self.end_offset = self.durable_offset = self.cleaned_offset = offset
@@ -509,10 +511,13 @@ class PostgresLog(Log):
             # Flush before advancing, because after a crash the log must not end before its start offset.
             await self.flush()
         await run_uncancelled(self._advance_start(offset))
-        await self._delete_before_start()
 
     async def _advance_start(self, offset: int) -> None:
         async with self._database.exclusive():
+            if offset <= self.start_offset or offset > self.durable_offset:
+                # Another call or a truncation was earlier.
+                return
+            [(removed,)] = await self.query(statements.SIZE_BETWEEN, offset=self.start_offset, below=offset)
             # The batches with the last sequences of idle producers are deleted, so the snapshot replaces them. It is
             # taken at the end of a batch, because a truncation may remove the batch that contains the start offset.
             boundary = min(offset, max(self.start_offset, await self._end_below(offset)))
@@ -532,25 +537,10 @@ class PostgresLog(Log):
             self._stored_epochs = text
             self.epochs.truncate_from_start(offset)
             self.aborted.truncate_from_start(offset)
-            self._has_rows_before_start = True
-
-    async def _delete_before_start(self) -> None:
-        """Deletes the batches that end before the start offset, in small transactions."""
-        while self._has_rows_before_start:
-            start = self.start_offset
-            deleted = Deleted(0, 0, True)
-
-            async def work(cursor: Cursor, start: int = start) -> None:
-                nonlocal deleted
-                deleted = await delete_batches(cursor, self.id, start)
-
-            await self._database.transaction(work)
-            self._recent.evict_before(start)
-            self._size -= deleted.size
-            if deleted.rows:
-                self.changes += 1
-            if not deleted.has_more:
-                self._has_rows_before_start = start < self.start_offset
+            self._recent.evict_before(offset)
+            self._size -= removed
+            self.changes += 1
+            self._store.deletion.add(self)
 
     async def apply_retention(self, now_ms: int, below: int) -> None:
         self.check()
@@ -561,16 +551,13 @@ class PostgresLog(Log):
             limit = min(below, self.durable_offset)
             offset = self.start_offset
             if settings.retention_ms >= 0:
-                [(expired,)] = await self.query(
-                    statements.EXPIRED_END, below=limit, timestamp=now_ms - settings.retention_ms
-                )
+                timestamp = now_ms - settings.retention_ms
+                [(expired,)] = await self.query(statements.EXPIRED_END, offset=offset, below=limit, timestamp=timestamp)
                 offset = max(offset, expired)
             if settings.retention_bytes >= 0:
                 offset = max(offset, await self._end_of_excess(self._size - settings.retention_bytes, limit))
             if offset > self.start_offset:
                 await self.advance_start_offset(offset)
-        if self._has_rows_before_start:
-            await self._delete_before_start()
 
     async def _end_of_excess(self, excess: int, below: int) -> int:
         """Returns the end of the first batches of the log that have at most `excess` bytes together."""
@@ -638,22 +625,6 @@ class PostgresLog(Log):
         if self._failure is None:
             self._failure = f"{self.name} is deleted"
         self._recent.reset(self.end_offset)
-
-
-class Deleted(NamedTuple):
-    rows: int
-    size: int
-    has_more: bool
-
-
-async def delete_batches(cursor: Cursor, log_id: int, below: int) -> Deleted:
-    """Deletes the first batches of a log that end before the offset `below`."""
-    parameters = {"log": log_id, "offset": below, "rows": DELETE_ROWS, "bytes": DELETE_BYTES}
-    await cursor.execute(statements.DELETE_BATCHES_BEFORE, parameters)
-    row = await cursor.fetchone()
-    assert row is not None
-    rows, size, found = row
-    return Deleted(rows, size, rows < found or found == DELETE_ROWS)
 
 
 async def write_snapshot(cursor: Cursor, log_id: int, offset: int, snapshot: bytes) -> None:

@@ -33,9 +33,12 @@ order by base_offset limit %(rows)s
 """
 """The headers of batches. Control batches are returned whole, because producer states need their record."""
 
-SIZE_AND_END = (
-    "select coalesce(sum(size), 0)::bigint, coalesce(max(last_offset) + 1, 0) from batch where log_id = %(log)s"
-)
+SIZE_AND_END = """
+select coalesce(sum(size) filter (where last_offset >= %(start)s), 0)::bigint, coalesce(max(last_offset) + 1, 0),
+    coalesce(bool_or(last_offset < %(start)s), false)
+from batch where log_id = %(log)s
+"""
+"""The size of the batches of the log, the end of the last one, and whether there are rows before the start offset."""
 
 END_BELOW = """
 select coalesce((
@@ -63,11 +66,11 @@ NEXT_MAX_TIMESTAMP = (
 """
 )
 
-EXPIRED_END = """
+EXPIRED_END = f"""
 select coalesce(max(last_offset) + 1, 0) from batch
 where log_id = %(log)s and last_offset < %(below)s and base_offset < coalesce((
     select base_offset from batch
-    where log_id = %(log)s and base_offset < %(below)s and (max_timestamp >= %(timestamp)s or max_timestamp < 0)
+    where {_FROM_OFFSET} and base_offset < %(below)s and (max_timestamp >= %(timestamp)s or max_timestamp < 0)
     order by base_offset limit 1
 ), %(below)s)
 """
@@ -142,21 +145,23 @@ with page as materialized (
         ) as sized
         where size_before < %(bytes)s
     ))
-    returning size
+    returning 1
 )
-select count(*), coalesce(sum(size), 0)::bigint, (select count(*) from page) from deleted
+select count(*), (select count(*) from page) from deleted
 """
-"""Deletes batches that end before `offset`. Returns how many, their size, and how many there were up to `rows`."""
+"""Deletes batches that end before `offset`. Returns how many, and how many there were up to `rows`."""
 SET_OFFSETS = """
 update log set start_offset = %(start)s, end_offset = %(end)s, leader_epochs = %(epochs)s,
     cleaned_offset = least(cleaned_offset, %(end)s), high_watermark = least(high_watermark, %(end)s)
 where id = %(log)s
 """
-RESET_OFFSETS = """
-update log set start_offset = %(offset)s, end_offset = %(offset)s, cleaned_offset = %(offset)s,
-    high_watermark = %(offset)s, leader_epochs = ''
-where id = %(log)s
+DELETE_LOG = "update log set state = 'deleted' where id = %(log)s"
+CREATE_LOG_AT = """
+insert into log (topic, partition, topic_id, start_offset, end_offset, cleaned_offset, high_watermark)
+select topic, partition, topic_id, %(offset)s, %(offset)s, %(offset)s, %(offset)s from log where id = %(log)s
+returning id
 """
+"""Creates the log that replaces another one, with a new id."""
 SET_START = "update log set start_offset = %(offset)s, leader_epochs = %(epochs)s where id = %(log)s"
 
 FIRST_AFTER_TIMESTAMP = f"""
@@ -170,10 +175,11 @@ select coalesce(sum(size), 0)::bigint, coalesce(max(last_offset), -1),
 from batch where {_FROM_OFFSET} and base_offset < %(below)s and last_offset < %(below)s
 """
 """The size of the batches from `offset` on, their last offset, and the timestamp of the first of them."""
-SIZE_BELOW = """
-select coalesce(sum(size), 0)::bigint from batch where log_id = %(log)s and base_offset < %(below)s
-    and last_offset < %(below)s
+SIZE_BETWEEN = f"""
+select coalesce(sum(size), 0)::bigint from batch
+where {_FROM_OFFSET} and base_offset < %(below)s and last_offset < %(below)s
 """
+"""The size of the batches that end at or after `offset` and before `below`."""
 REMOVE_BATCHES = "delete from batch where log_id = %(log)s and base_offset = any(%(base_offsets)s::bigint[])"
 REPLACE_BATCHES = """
 update batch set data = new.data, size = length(new.data), max_timestamp = new.max_timestamp

@@ -11,7 +11,8 @@ from moldau.concurrency.tasks import run_uncancelled
 from moldau.errors import CorruptRecordError, StorageError
 from moldau.logs.postgres import statements
 from moldau.logs.postgres.database import Cursor, Database
-from moldau.logs.postgres.log import Appends, LogRow, PostgresLog, delete_batches, write_snapshot
+from moldau.logs.postgres.deletion import RowDeletion
+from moldau.logs.postgres.log import Appends, LogRow, PostgresLog, write_snapshot
 from moldau.logs.postgres.recent import RecentBytes
 from moldau.logs.producer_state import PRODUCER_EXPIRATION_MS_DEFAULT
 from moldau.logs.store import LogName, LogStore, StoreUnavailableError, copy_error, is_transient
@@ -56,6 +57,7 @@ class PostgresLogStore(LogStore):
         self.database = database
         self.producer_expiration_ms = producer_expiration_ms
         self.recent = RecentBytes(recent_bytes_max)
+        self.deletion = RowDeletion(database)
         self._uncommitted_bytes_max = uncommitted_bytes_max
         self._clock = clock
         self._topic_ids: dict[LogName, UUID] = {}
@@ -76,7 +78,7 @@ class PostgresLogStore(LogStore):
         if not self._topic_ids:
             self.had_clean_shutdown = True
         for (log_id,) in await self.database.query(statements.DELETED_LOGS):
-            await self._delete_rows(log_id)
+            self.deletion.add(log_id)
 
     @property
     def sync_durations(self) -> DurationHistogram:
@@ -233,9 +235,10 @@ class PostgresLogStore(LogStore):
     # Deletion
 
     async def remove(self, name: LogName) -> None:
+        """Deletes a log. Its rows are deleted in the background."""
         log_id = await self._set_state(name, "deleted")
         if log_id is not None:
-            await self._delete_rows(log_id)
+            self.deletion.add(log_id)
 
     async def move_to_stray(self, name: LogName) -> None:
         log_id = await self._set_state(name, "stray")
@@ -268,19 +271,6 @@ class PostgresLogStore(LogStore):
             await self.database.execute_exclusively(work)
             self._topic_ids.pop(name, None)
 
-    async def _delete_rows(self, log_id: int) -> None:
-        """Deletes the rows of a log in small transactions, the log itself in the last one."""
-        is_done = False
-
-        async def work(cursor: Cursor) -> None:
-            nonlocal is_done
-            is_done = not (await delete_batches(cursor, log_id, 2**63 - 1)).has_more
-            if is_done:
-                await cursor.execute(statements.FORGET_LOG, {"log": log_id})
-
-        while not is_done:
-            await self.database.transaction(work)
-
     # Checkpoints and closing
 
     async def checkpoint_high_watermarks(self) -> None:
@@ -302,6 +292,7 @@ class PostgresLogStore(LogStore):
 
     async def close(self, broker_epoch: int = -1) -> None:
         """Closes all logs and the database. The shutdown is clean only if every log was closed cleanly."""
+        self.deletion.close()
         is_clean = await self._close_logs()
         if self._commit_timer is not None:
             self._commit_timer.cancel()
@@ -316,6 +307,7 @@ class PostgresLogStore(LogStore):
             self.database.stop_waiting()
             if self._commit is not None:
                 await asyncio.wait((self._commit,))
+            await self.deletion.wait_closed()
             await self.database.close()
 
     async def _close_logs(self) -> bool:
