@@ -9,6 +9,8 @@ from moldau.records.batch import Batch
 
 BATCH_OVERHEAD = 400
 """The memory of a batch in addition to its bytes: its objects and its places in lists."""
+_STALE_MAX = 1_000
+"""How many more entries than twice the batches the list of owners may have before it is rebuilt."""
 _REMOVED_MAX = 1_000
 """How many removed batches may be at the start of the lists before they are deleted, which moves all others."""
 
@@ -31,11 +33,30 @@ class RecentBytes:
         """The part of the size that is not committed yet, and cannot be evicted."""
         self._owners: deque[RecentBatches] = deque()
         """The owner of each batch, in the order of the appends. A log may have fewer batches than entries."""
+        self._batches = 0
 
     def add(self, owner: "RecentBatches", size: int) -> None:
         self.size += size
         self.uncommitted += size
+        self._batches += 1
         self._owners.append(owner)
+        if len(self._owners) > 2 * self._batches + _STALE_MAX:
+            self._forget_stale_owners()
+
+    def subtract(self, count: int, size: int) -> None:
+        """Applies that a log has removed batches."""
+        self.size -= size
+        self._batches -= count
+
+    def _forget_stale_owners(self) -> None:
+        """Keeps one entry for each batch, the newest ones of each log."""
+        remaining = {owner: len(owner) for owner in self._owners}
+        kept: deque[RecentBatches] = deque()
+        for owner in reversed(self._owners):
+            if remaining[owner]:
+                remaining[owner] -= 1
+                kept.appendleft(owner)
+        self._owners = kept
 
     def evict(self) -> None:
         """Evicts committed batches while there are too many."""
@@ -100,7 +121,7 @@ class RecentBatches:
         if self._first == len(self._batches) or self._last_offsets[self._first] >= self.committed_offset:
             return False
         batch = self._batches[self._first]
-        self._memory.size -= _memory_of(batch)
+        self._memory.subtract(1, _memory_of(batch))
         self.start = batch.last_offset + 1
         self._first += 1
         if self._first >= _REMOVED_MAX or self._first == len(self._batches):
@@ -123,7 +144,7 @@ class RecentBatches:
         """Removes the batches that end at or after `offset`. The log ends at `end` afterwards."""
         keep = bisect_left(self._last_offsets, offset, lo=self._first)
         removed = self._batches[keep:]
-        self._memory.size -= sum(map(_memory_of, removed))
+        self._memory.subtract(len(removed), sum(map(_memory_of, removed)))
         self._memory.uncommitted -= sum(
             _memory_of(batch) for batch in removed if batch.last_offset >= self.committed_offset
         )

@@ -53,6 +53,26 @@ def test_a_truncation_frees_the_memory_of_its_batches() -> None:
     assert (memory.size, memory.uncommitted, recent.start) == (0, 0, 7)
 
 
+def test_logs_that_remove_their_batches_leave_nothing_behind() -> None:
+    """Also while an older batch of another log stays in memory."""
+    memory = RecentBytes(100 * SIZE)
+    first, second = RecentBatches(0, memory), RecentBatches(0, memory)
+    appended(first, 0)
+    first.set_committed(1)
+    for offset in range(5_000):
+        appended(second, offset)
+        second.set_committed(offset + 1)
+        memory.evict()
+        if offset % 10 == 9:
+            second.evict_committed()
+    assert memory.size == SIZE
+    assert len(memory._owners) < 1_100
+    appended(second, *range(5_000, 5_100))
+    second.set_committed(5_100)
+    memory.evict()
+    assert (len(first), len(second), memory.size) == (0, 100, 100 * SIZE)
+
+
 def test_batches_are_found_by_their_last_offset() -> None:
     recent = RecentBatches(0, RecentBytes(2**30))
     for offset in (0, 3, 10):
