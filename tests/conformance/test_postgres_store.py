@@ -5,7 +5,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import cast
+from typing import Any, cast
 
 import psycopg
 import pytest
@@ -13,6 +13,7 @@ import pytest
 from moldau.errors import RecordTooLargeError, StorageError
 from moldau.logs.postgres import database, deletion, log
 from moldau.logs.postgres.files import FileTable
+from moldau.logs.postgres.log import PostgresLog
 from moldau.logs.postgres.schema import check_server
 from moldau.logs.postgres.store import PostgresLogStore
 from moldau.logs.store import Log, LogName, StoreUnavailableError, is_transient
@@ -793,6 +794,28 @@ def test_damage_that_a_read_finds_takes_the_log_offline(newest: PostgresServer, 
     asyncio.run(body())
 
 
+def test_a_batch_that_contradicts_its_row_is_damage(newest: PostgresServer, schema: str) -> None:
+    """A reader would find the same row again and again."""
+
+    async def body() -> None:
+        async with started(newest.url, schema, recent_bytes_max=0) as store:
+            log = await open_log(store)
+            await append(log, b"x")
+            await append(log, b"y")
+            await append(log, b"z")
+            await log.flush()
+            query(newest, schema, "update batch set data = overlay(data placing int8send(0) from 1)")
+            async with asyncio.timeout(5):
+                with pytest.raises(StorageError, match="has a damaged batch"):
+                    await log.read(0, 1_000, 3)
+            assert log.failure is not None
+        async with started(newest.url, schema) as store, asyncio.timeout(5):
+            with pytest.raises(StorageError, match="has a damaged batch"):
+                await open_log(store)
+
+    asyncio.run(body())
+
+
 def test_rows_after_the_end_of_a_log_are_refused(newest: PostgresServer, schema: str) -> None:
     async def body() -> None:
         async with started(newest.url, schema) as store:
@@ -864,6 +887,56 @@ def test_batches_that_nobody_flushes_are_committed_soon(newest: PostgresServer, 
             async with asyncio.timeout(10):
                 while log.durable_offset < 1:
                     await asyncio.sleep(0.01)
+
+    asyncio.run(body())
+
+
+def test_batches_that_leave_memory_during_a_query_are_found(
+    newest: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> None:
+        async with started(newest.url, schema, recent_bytes_max=0) as store:
+            log = await open_log(store)
+            original = store.database.query
+
+            async def slow(*arguments: Any) -> list[Any]:
+                rows = await original(*arguments)
+                await log.flush()
+                return rows
+
+            monkeypatch.setattr(store.database, "query", slow)
+            for lookup in (
+                lambda: log.offset_for_timestamp(1_000 + log.end_offset, log.end_offset),
+                lambda: log.max_timestamp(log.end_offset),
+                lambda: log.find_batch_time(log.end_offset - 1, log.end_offset),
+            ):
+                for _ in range(2):
+                    await log.flush()
+                    await log.append([batch_at(log.end_offset, [b"x"], timestamp_ms=1_001 + log.end_offset)])
+                found = await lookup()
+                assert found is not None
+                assert found.offset == log.end_offset - 1
+
+    asyncio.run(body())
+
+
+def test_reads_of_transactions_wait_for_a_compaction_in_doubt(newest: PostgresServer, schema: str) -> None:
+    """Its rows may be replaced while their aborted transactions are still in memory."""
+
+    async def body() -> None:
+        async with started(newest.url, schema, recent_bytes_max=0) as store:
+            log = await open_log(store)
+            assert isinstance(log, PostgresLog)
+            await append(log, b"x")
+            await log.flush()
+            async with store.database.exclusive():
+                log.is_rewriting = True
+                read = asyncio.create_task(log.read_committed(0, 100, 1))
+                await asyncio.sleep(0.2)
+                assert not read.done()
+                log.is_rewriting = False
+            records, _ = await read
+            assert records.size
 
     asyncio.run(body())
 

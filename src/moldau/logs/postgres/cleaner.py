@@ -167,7 +167,11 @@ class Cleaner:
                     if forgotten:
                         await cursor.execute(statements.DELETE_ABORTED, log_.parameters(last_offsets=forgotten))
 
-                await self._database.execute_exclusively(work)
+                log_.is_rewriting = True
+                try:
+                    await self._database.execute_exclusively(work)
+                finally:
+                    log_.is_rewriting = False
                 log_.forget_aborted(set(forgotten))
                 log_.on_cleaned(self._removed_bytes)
                 self._changes = log_.changes

@@ -311,6 +311,15 @@ class Database:
         finally:
             self._lock.release()
 
+    async def wait_for_transaction(self) -> None:
+        """Waits until the transaction in progress has ended."""
+        # Requests are started outside of a task, in which asyncio has no timeouts.
+        await asyncio.get_running_loop().create_task(self._wait_for_transaction())
+
+    async def _wait_for_transaction(self) -> None:
+        async with self.exclusive():
+            pass
+
     async def execute_exclusively(self, work: Work) -> None:
         """Executes a transaction. The caller holds the lock and must not be cancelled.
 

@@ -92,6 +92,8 @@ class PostgresLog(Log):
         self.aborted = TransactionIndex()
         self.changes = 0
         """How often rows were removed or replaced. A reader repeats its query if this number has changed meanwhile."""
+        self.is_rewriting = False
+        """Whether compaction may have replaced rows already, and their aborted transactions are still in memory."""
         self._store = store
         self._database = store.database
         self._recent = RecentBatches(row.end_offset, store.recent)
@@ -254,17 +256,27 @@ class PostgresLog(Log):
                     is_first_unneeded = not has_record_from(Batch(data), offset)
             if not found or (is_limited and not is_first_unneeded):
                 break
-            position = Batch(found[-1]).next_offset
+            position = self._next_offset(found[-1], position)
         return RecordSlices(parts, size) if parts else EMPTY_SLICES
+
+    def _next_offset(self, data: bytes, offset: int) -> int:
+        """Returns the end of a batch that should end after `offset`. Takes the log offline if it does not, because a
+        reader would read it again and again."""
+        end: int = BatchHeader(data, 0, 0).last_offset + 1
+        if end <= offset:
+            self.mark_offline(f"{self.name} has a damaged batch: its row is after {offset}, and it ends at {end}")
+            self.check()
+        return end
 
     async def _batches(
         self, offset: int, bytes_max: int, below: int, *, at_least_one: bool
     ) -> tuple[Sequence[bytes], bool]:
         """Returns the next batches that end at or after `offset` and before `below` and have at most bytes_max bytes
         together, and whether this limit was the reason that there are not more."""
-        recent_start = self._recent.start
-        page_rows = min(PAGE_ROWS, bytes_max // self._batch_bytes + 2)
-        if offset < recent_start:
+        page_rows = max(1, min(PAGE_ROWS, bytes_max // self._batch_bytes + 2))
+        # Batches that are committed and evicted during a query are neither in its rows nor in memory any more. Then
+        # there are later rows.
+        while offset < (recent_start := self._recent.start):
             while True:
                 changes = self.changes
                 rows = await self.query(
@@ -280,11 +292,13 @@ class PostgresLog(Log):
             if rows:
                 found = [data for (data,) in rows]
                 self._batch_bytes = sum(map(len, found)) // len(found)
-                is_page_end = len(found) == page_rows or Batch(found[-1]).next_offset >= recent_start
+                is_page_end = len(found) == page_rows or self._next_offset(found[-1], offset) >= recent_start
                 return found, not is_page_end
             if not at_least_one:
                 return (), True
-            # There are no rows up to the batches in memory, for example after a gap in the offsets.
+            if recent_start == self._recent.start:
+                # There are no rows up to the batches in memory, for example after a gap in the offsets.
+                break
         found = []
         size = 0
         for batch in self._recent.overlapping(offset, below):
@@ -300,9 +314,11 @@ class PostgresLog(Log):
         while True:
             changes = self.changes
             records = await self.read(offset, bytes_max, below, min_one_batch=min_one_batch, skip_empty=True)
-            if changes == self.changes:
+            if changes == self.changes and not self.is_rewriting:
                 break
             # Compaction removes records together with their aborted transactions, so both must be of the same time.
+            if self.is_rewriting:
+                await self._database.wait_for_transaction()
         found: list[AbortedTransaction] = []
         if records.size and self.aborted:
             last = records.parts[-1]
@@ -311,8 +327,10 @@ class PostgresLog(Log):
         return records, found
 
     async def offset_for_timestamp(self, timestamp_ms: int, below: int) -> TimestampAndOffset | None:
-        offset = self.start_offset
-        while offset < min(below, self._recent.start):
+        offset, recent_start = self.start_offset, self._recent.start
+        # Taken now, because batches that are evicted during a query may not be in its rows.
+        recents = self._recent.overlapping(max(offset, recent_start), below)
+        while offset < min(below, recent_start):
             rows = await self.query(
                 statements.FIRST_SINCE_TIMESTAMP, offset=offset, below=below, timestamp=timestamp_ms
             )
@@ -322,8 +340,8 @@ class PostgresLog(Log):
             found = first_record_at_or_after(batch, timestamp_ms, self.start_offset)
             if found is not None:
                 return found
-            offset = batch.next_offset
-        for recent in self._recent.overlapping(max(offset, self._recent.start), below):
+            offset = self._next_offset(rows[0][0], offset)
+        for recent in recents:
             if recent.max_timestamp >= timestamp_ms:
                 found = first_record_at_or_after(Batch(recent.data), timestamp_ms, self.start_offset)
                 if found is not None:
@@ -332,6 +350,8 @@ class PostgresLog(Log):
 
     async def max_timestamp(self, below: int) -> TimestampAndOffset | None:
         latest: TimestampAndOffset | None = None
+        # Taken now, because batches that are evicted during a query may not be in its rows.
+        recents = self._recent.overlapping(max(self.start_offset, self._recent.start), below)
         # Usually the first row has the record. Compaction may have removed it, or it is before the start offset.
         rows = await self.query(statements.MAX_TIMESTAMP, offset=self.start_offset, below=below)
         while rows:
@@ -348,7 +368,7 @@ class PostgresLog(Log):
                 timestamp=row_timestamp,
                 base_offset=Batch(data).base_offset,
             )
-        for recent in self._recent.overlapping(max(self.start_offset, self._recent.start), below):
+        for recent in recents:
             if latest is None or recent.max_timestamp > latest.timestamp_ms:
                 found = max_timestamp_record(Batch(recent.data), self.start_offset)
                 if found is not None and (latest is None or _is_better(found, latest)):
@@ -357,9 +377,11 @@ class PostgresLog(Log):
 
     async def find_batch_time(self, offset: int, below: int) -> BatchTime | None:
         skipped = 0
-        position = offset
-        while position < self._recent.start:
-            rows = await self.query(statements.HEADERS, offset=position, below=self._recent.start, rows=PAGE_ROWS)
+        position, recent_start = offset, self._recent.start
+        # Taken now, because batches that are evicted during a query may not be in its rows.
+        recents = self._recent.overlapping(max(position, recent_start), OFFSET_LIMIT)
+        while position < recent_start:
+            rows = await self.query(statements.HEADERS, offset=position, below=recent_start, rows=PAGE_ROWS)
             for (data,) in rows:
                 header = BatchHeader(data, 0, 0)
                 if header.base_offset >= below:
@@ -368,10 +390,10 @@ class PostgresLog(Log):
                 if skipped > BATCHES_SKIPPED_MAX or is_data(header.attributes, header.count):
                     is_append_time = bool(header.attributes & TIMESTAMP_TYPE_MASK)
                     return BatchTime(max(offset, header.base_offset), header.max_timestamp, is_append_time)
-                position = header.last_offset + 1
+                position = self._next_offset(data, position)
             if not rows:
                 break
-        for recent in self._recent.overlapping(max(position, self._recent.start), OFFSET_LIMIT):
+        for recent in recents:
             batch = Batch(recent.data)
             if batch.base_offset >= below:
                 return None
@@ -389,7 +411,7 @@ class PostgresLog(Log):
             if not rows:
                 return
             batches = [Batch(data) for (data,) in rows]
-            offset = batches[-1].next_offset
+            offset = self._next_offset(rows[-1][0], offset)
             yield batches
 
     # Truncation
@@ -488,7 +510,7 @@ class PostgresLog(Log):
                 break
             for (data,) in rows:
                 header = BatchHeader(data, 0, 0)
-                position = header.last_offset + 1
+                position = self._next_offset(data, position)
                 if header.producer_id >= 0:
                     producers.update(Batch(data) if len(data) == header.size else header)
             producers.unstable.forget_committed(self.checkpointed_high_watermark)
