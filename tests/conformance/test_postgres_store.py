@@ -283,6 +283,45 @@ def test_a_frozen_server_ends_reads_in_time(schema: str, monkeypatch: pytest.Mon
         asyncio.run(body(own, warm=0))
 
 
+def test_a_frozen_server_ends_transactions_in_time(schema: str) -> None:
+    """They go on when the server does, since it may have executed them."""
+
+    async def body(own: PostgresServer) -> None:
+        async with started(own.url, schema, patience_s=1.0) as store:
+            files = FileTable(store.database, "")
+            log, removed = await open_log(store), await open_log(store, LogName("removed", 0))
+            await append(log, b"x", b"y")
+            await append(log, b"z")
+            await log.flush()
+            log.checkpointed_high_watermark = 3
+            for operation in (
+                lambda: open_log(store, OTHER),
+                lambda: store.remove(removed.name),
+                lambda: log.advance_start_offset(2),
+                lambda: files.replace("/file", b"new"),
+                store.checkpoint_high_watermarks,
+            ):
+                with own.frozen():
+                    attempt = asyncio.ensure_future(operation())
+                    await asyncio.wait((attempt,), timeout=3)
+                    assert isinstance(attempt.exception(), StoreUnavailableError)
+                async with asyncio.timeout(10):
+                    while store.database.is_busy or store.deletion.is_running:
+                        await asyncio.sleep(0.01)
+            assert store.list_logs() == [(NAME, TOPIC_ID), (OTHER, TOPIC_ID)]
+            assert (await open_log(store, OTHER)).end_offset == 0
+            assert files.open("/file").read(0, 10) == b"new"
+            assert log.start_offset == 2
+            await store.checkpoint_high_watermarks()
+            rows = query(own, schema, "select topic, partition, start_offset, high_watermark from log order by id")
+            assert rows == [("orders", 0, 2, 3), ("orders", 1, 0, 0)]
+            assert query(own, schema, "select data from file") == [(b"new",)]
+            assert await values_of(log) == [b"z"]
+
+    with PostgresServer(shared_server().binaries) as own:
+        asyncio.run(body(own))
+
+
 def test_a_store_closes_in_time_without_its_server(newest: PostgresServer, schema: str) -> None:
     async def body() -> None:
         async with PostgresProxy(newest) as proxy:

@@ -7,7 +7,7 @@ was replaced can write nothing, and after a lost connection the number tells whe
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 from uuid import UUID
@@ -16,7 +16,7 @@ import psycopg
 from psycopg import errors as postgres_errors
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from moldau.concurrency.tasks import run_uncancelled
+from moldau.concurrency.tasks import retrieve_exception, run_uncancelled
 from moldau.errors import StorageError
 from moldau.logs.postgres.schema import POOLER_MESSAGE, check_server, create_or_check_tables
 from moldau.logs.postgres.views import create_views
@@ -171,6 +171,8 @@ class Database:
         """Whether the last commit has returned before the synchronous standbys had it."""
         self._lock = asyncio.Lock()
         """Held by the transaction in progress."""
+        self._running: set[asyncio.Task[None]] = set()
+        """Work that must not stop halfway."""
         self._readers: list[Connection] = []
         self._readers_open = 0
         self._reader_freed = asyncio.Condition()
@@ -287,13 +289,32 @@ class Database:
         """Executes the work in a transaction of its own, exactly once. Waits for a server that is unreachable.
 
         `work` runs again if its transaction was not committed, so it must only send statements.
-        Raises StorageError if the work fails. Then it has changed nothing.
+        Raises StorageError if the work fails. Then it has changed nothing, except after the StoreUnavailableError of
+        `run_to_end`.
         """
-        await run_uncancelled(self._transaction(work))
+        await self.run_to_end(self.unbounded_transaction(work))
 
-    async def _transaction(self, work: Work) -> None:
+    async def unbounded_transaction(self, work: Work) -> None:
+        """Executes the work in a transaction, as a part of what a caller of `run_to_end` waits for."""
         async with self.exclusive():
             await self.execute_exclusively(work)
+
+    async def run_to_end(self, work: Coroutine[Any, Any, None]) -> None:
+        """Awaits work with a transaction, which must not stop halfway. Raises StoreUnavailableError if it takes too
+        long. It goes on then, because its transaction may have been executed."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        await run_uncancelled(self._wait_for(task))
+
+    async def _wait_for(self, task: "asyncio.Task[None]") -> None:
+        await asyncio.wait((task,), timeout=self.patience_s)
+        if not task.done():
+            task.add_done_callback(retrieve_exception)
+            raise StoreUnavailableError(
+                f"Postgres at {self.address} has not confirmed a transaction for {self.patience_s:g} seconds"
+            )
+        task.result()
 
     @asynccontextmanager
     async def exclusive(self, *, timeout_s: float | None = None) -> AsyncIterator[None]:

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from moldau.concurrency.tasks import run_uncancelled
 from moldau.logs.postgres.database import Cursor, Database
 
 
@@ -51,11 +50,11 @@ class FileTable:
 
     async def sync_directory(self, path: str) -> None:
         """Writes all removals and renames."""
-        await run_uncancelled(self._write({}))
+        await self._database.run_to_end(self._write({}))
 
     async def replace(self, path: str, data: bytes) -> None:
         """Replaces the content of a file durably. Calls take effect in order, even if a caller is cancelled."""
-        await run_uncancelled(self._write({path: data}))
+        await self._database.run_to_end(self._write({path: data}))
 
     async def _write(self, replaced: Mapping[str, bytes]) -> None:
         async with self._write_lock:
@@ -75,7 +74,7 @@ class FileTable:
                         )
 
             try:
-                await self._database.transaction(work)
+                await self._database.unbounded_transaction(work)
             except BaseException:
                 earlier = {path: data for path, data in changes.items() if path not in replaced}
                 self._unwritten = {**earlier, **self._unwritten}

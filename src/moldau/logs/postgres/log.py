@@ -419,6 +419,7 @@ class PostgresLog(Log):
     async def truncate_to(self, offset: int) -> None:
         self.check()
         if offset < self.end_offset:
+            # However long it takes: it must not remove batches that are appended after it has failed.
             await run_uncancelled(self._truncate(offset))
             await self.flush()
 
@@ -532,7 +533,7 @@ class PostgresLog(Log):
         if offset > self.durable_offset:
             # Flush before advancing, because after a crash the log must not end before its start offset.
             await self.flush()
-        await run_uncancelled(self._advance_start(offset))
+        await self._database.run_to_end(self._advance_start(offset))
 
     async def _advance_start(self, offset: int) -> None:
         async with self._database.exclusive():

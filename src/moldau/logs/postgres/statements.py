@@ -195,8 +195,8 @@ _COLUMNS = "id, topic, partition, topic_id, start_offset, end_offset, cleaned_of
 LIVE_LOGS = "select topic, partition, topic_id from log where state = 'live' order by id"
 DELETED_LOGS = "select id from log where state = 'deleted'"
 FIND_LOG = f"select {_COLUMNS} from log where topic = %(topic)s and partition = %(partition)s and state = 'live'"
-CREATE_LOG = f"""
-insert into log (topic, partition, topic_id) values (%(topic)s, %(partition)s, %(topic_id)s) returning {_COLUMNS}
+CREATE_LOG = """
+insert into log (topic, partition, topic_id) values (%(topic)s, %(partition)s, %(topic_id)s)
 """
 SET_STATE = """
 update log set state = %(state)s where topic = %(topic)s and partition = %(partition)s and state = 'live' returning id

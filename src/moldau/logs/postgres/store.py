@@ -7,7 +7,6 @@ from contextlib import suppress
 from struct import Struct
 from uuid import UUID
 
-from moldau.concurrency.tasks import run_uncancelled
 from moldau.errors import CorruptRecordError, StorageError
 from moldau.logs.postgres import statements
 from moldau.logs.postgres.database import Cursor, Database
@@ -96,27 +95,30 @@ class PostgresLogStore(LogStore):
         if known is not None and known != topic_id:
             await self.move_to_stray(name)
             known = None
-        parameters = {"topic": name.topic, "partition": name.partition, "topic_id": topic_id}
-        rows: list[LogRow] = []
-        if known is not None:
-            rows = [LogRow(*row) for row in await self.database.query(statements.FIND_LOG, parameters)]
-            if not rows:
-                raise StorageError(f"the log {name} is missing in the schema {self.database.schema}: restore a backup")
-        else:
-
-            async def work(cursor: Cursor) -> None:
-                await cursor.execute(statements.CREATE_LOG, parameters)
-                rows[:] = [LogRow(*row) for row in await cursor.fetchall()]
-
-            await self.database.transaction(work)
+        if known is None:
+            await self.database.run_to_end(self._create_exclusively(name, topic_id))
+        parameters = {"topic": name.topic, "partition": name.partition}
+        rows = [LogRow(*row) for row in await self.database.query(statements.FIND_LOG, parameters)]
+        if not rows:
+            raise StorageError(f"the log {name} is missing in the schema {self.database.schema}: restore a backup")
         try:
             opened = PostgresLog(self, rows[0], settings)
             await opened.load()
         except CorruptRecordError as error:
             raise StorageError(f"the log {name} is damaged: {error}; restore a backup") from error
         self._logs[name] = opened
-        self._topic_ids[name] = topic_id
         return opened
+
+    async def _create_exclusively(self, name: LogName, topic_id: UUID) -> None:
+        async def work(cursor: Cursor) -> None:
+            parameters = {"topic": name.topic, "partition": name.partition, "topic_id": topic_id}
+            await cursor.execute(statements.CREATE_LOG, parameters)
+
+        async with self.database.exclusive():
+            if self._topic_ids.get(name) != topic_id:
+                # An earlier call that took too long has not created it meanwhile.
+                await self.database.execute_exclusively(work)
+                self._topic_ids[name] = topic_id
 
     # Commits
 
@@ -236,9 +238,7 @@ class PostgresLogStore(LogStore):
 
     async def remove(self, name: LogName) -> None:
         """Deletes a log. Its rows are deleted in the background."""
-        log_id = await self._set_state(name, "deleted")
-        if log_id is not None:
-            self.deletion.add(log_id)
+        await self._set_state(name, "deleted")
 
     async def move_to_stray(self, name: LogName) -> None:
         log_id = await self._set_state(name, "stray")
@@ -253,7 +253,7 @@ class PostgresLogStore(LogStore):
     async def _set_state(self, name: LogName, state: str) -> int | None:
         """Closes a log without saving it and changes its state. Returns its id; None if there is no such log."""
         found: list[int] = []
-        await run_uncancelled(self._set_state_exclusively(name, state, found))
+        await self.database.run_to_end(self._set_state_exclusively(name, state, found))
         return found[0] if found else None
 
     async def _set_state_exclusively(self, name: LogName, state: str, found: list[int]) -> None:
@@ -270,6 +270,9 @@ class PostgresLogStore(LogStore):
                 self._uncommitted.pop(opened, None)
             await self.database.execute_exclusively(work)
             self._topic_ids.pop(name, None)
+            if state == "deleted":
+                for log_id in found:
+                    self.deletion.add(log_id)
 
     # Checkpoints and closing
 
