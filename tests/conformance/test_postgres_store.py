@@ -1,10 +1,13 @@
 """Faults of the Postgres log store: lost connections and servers, several owners, bad servers, full disks."""
 
 import asyncio
+import os
 import random
+import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
 from typing import Any, cast
 
 import psycopg
@@ -791,6 +794,63 @@ def test_a_full_disk_refuses_commits_until_there_is_space(server: PostgresServer
         assert await values_after_restart(server.url, schema) == [b"waits"]
 
     asyncio.run(body())
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    where = tmp_path / "small"
+    where.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=24m,mode=1777", "none", str(where)]
+    try:
+        done = subprocess.run(mount, capture_output=True, text=True)
+    except FileNotFoundError:
+        pytest.skip("there is no mount command for a small tmpfs")
+    if done.returncode != 0:
+        pytest.skip(f"a small tmpfs cannot be mounted here: {done.stderr.strip()}")
+    # The user of the server may not enter the directories of pytest.
+    for directory in where.parents[:3]:
+        directory.chmod(directory.stat().st_mode | 0o011)
+    yield where
+    subprocess.run(["umount", "-l", str(where)], check=True)
+
+
+def test_a_disk_that_is_really_full_loses_nothing(schema: str, small_disk: Path) -> None:
+    async def body(own: PostgresServer) -> None:
+        values: list[bytes] = []
+        async with started(f"{own.url}?options=-cdefault_tablespace%3Dsmall", schema, patience_s=5) as store:
+            log = await open_log(store)
+            ballast = small_disk / "ballast"
+            ballast.write_bytes(bytes(16 << 20))
+            with pytest.raises(StorageError, match="No space left on device") as refused:
+                await fill(log, values)
+            assert is_transient(refused.value)
+            assert log.failure is None
+            assert log.durable_offset == len(values) - 1
+            assert await values_of(log) == values
+            ballast.unlink()
+            await log.flush()
+            await append(log, b"next")
+            await log.flush()
+        assert await values_after_restart(own.url, schema) == [*values, b"next"]
+
+    with PostgresServer(shared_server().binaries) as own:
+        query(own, "public", f"create tablespace small location '{make_tablespace(own, small_disk)}'")
+        asyncio.run(body(own))
+
+
+async def fill(log: Log, values: list[bytes]) -> None:
+    for number in range(200):
+        values.append(b"%d" % number + b"x" * 200_000)
+        await append(log, values[-1])
+        await log.flush()
+
+
+def make_tablespace(server: PostgresServer, disk: Path) -> Path:
+    directory = disk / "tablespace"
+    directory.mkdir(mode=0o700)
+    owner = server.data_directory.stat()
+    os.chown(directory, owner.st_uid, owner.st_gid)
+    return directory
 
 
 def test_damage_takes_only_the_log_offline_that_has_it(newest: PostgresServer, schema: str) -> None:
