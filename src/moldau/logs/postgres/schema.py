@@ -79,7 +79,7 @@ POOLER_MESSAGE = (
     "the connection goes through a pooler such as PgBouncer, which can mix up sessions: connect to the Postgres server "
     "directly"
 )
-_UNSAFE_SETTINGS = ("fsync", "full_page_writes")
+_DURABILITY_SETTINGS = ("fsync", "full_page_writes")
 """With one of these switched off, a power failure of the server loses committed transactions."""
 
 
@@ -91,13 +91,13 @@ async def check_server(connection: psycopg.AsyncConnection[Any]) -> None:
             f"the Postgres server has version {version // 10_000}, and Moldau needs {SERVER_VERSION_MIN // 10_000} or "
             "newer"
         )
-    row = await (await connection.execute("select pg_backend_pid()")).fetchone()
+    settings = ", ".join(f"current_setting('{name}')" for name in _DURABILITY_SETTINGS)
+    row = await (await connection.execute(f"select pg_backend_pid(), {settings}")).fetchone()
     assert row is not None
     if row[0] != connection.info.backend_pid:
         raise StorageError(POOLER_MESSAGE)
-    for name in _UNSAFE_SETTINGS:
-        row = await (await connection.execute("select current_setting(%s)", (name,))).fetchone()
-        if row == ("off",):
+    for name, value in zip(_DURABILITY_SETTINGS, row[1:], strict=True):
+        if value == "off":
             raise StorageError(
                 f"the Postgres server has {name}=off, so a power failure would lose acknowledged records: set it to on"
             )
