@@ -6,6 +6,7 @@ Each change is one transaction that also checks the relay's epoch: a relay whose
 
 import asyncio
 import json
+import uuid
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
@@ -37,6 +38,10 @@ WHOLE_SCAN_S = 60.0
 class RelayState(NamedTuple):
     outbox_id: str
     batch: int
+    token: str
+    """The token of the batch."""
+    sent_token: str | None
+    """The token of the last batch that Kafka is known to have; None before the first one."""
     ids: list[int]
 
 
@@ -54,6 +59,10 @@ class OutboxBatches:
     def __init__(self, connection: Connection, schema: str) -> None:
         self.number = 0
         """The number of the current batch."""
+        self.token = ""
+        """The token of the current batch."""
+        self._sent_token: str | None = None
+        """The token of the position in Kafka."""
         self._connection = connection
         self._schema = quote(schema)
         self._lock_name = lock_name(schema)
@@ -95,15 +104,19 @@ class OutboxBatches:
 
     async def begin(self, relay: str) -> RelayState:
         """Starts a new epoch and returns the state that the previous relay left."""
-        outbox_id, self.number, self._ids, self._epoch = await fetch_one(
+        outbox_id, self.number, self.token, self._sent_token, self._ids, self._epoch = await fetch_one(
             self._connection,
             f"UPDATE {self._schema}.outbox_state SET epoch = epoch + 1, relay = %s, relay_since = clock_timestamp() "
-            "RETURNING outbox_id::text, batch, ids, epoch",
+            "RETURNING outbox_id::text, batch, token::text, sent_token::text, ids, epoch",
             (relay,),
         )
-        return RelayState(outbox_id, self.number, list(self._ids))
+        return RelayState(outbox_id, self.number, self.token, self._sent_token, list(self._ids))
 
     # Batches
+
+    def mark_sent(self) -> None:
+        """Records that the position in Kafka is the current batch. The next transaction stores that."""
+        self._sent_token = self.token
 
     async def has_work(self) -> bool:
         """Returns whether rows are visible or have returned. This is cheap, because it takes no transaction id."""
@@ -130,8 +143,7 @@ class OutboxBatches:
             split = split_rows(scan.rows, (), self._blocked)
             await self._move_to_dead([each.id for each in split.waiting], None)
             ids = [each.id for each in split.sendable]
-            number = await self._set_current(self.number + 1 if ids else self.number, ids)
-        self.number, self._ids = number, ids
+            await self._set_current(self.number + 1 if ids else self.number, ids)
         self._start.advance(scan)
         return NextBatch(split.sendable, len(split.failed), len(split.waiting))
 
@@ -140,7 +152,6 @@ class OutboxBatches:
         async with self._transaction():
             await self._delete(self._ids)
             await self._set_current(self.number, [])
-        self._ids = []
 
     async def replace(self, rows: Sequence[OutboxRow], failures: dict[int, str]) -> NextBatch:
         """Replaces the current batch, which Kafka does not have, by these of its rows under a new number.
@@ -154,16 +165,18 @@ class OutboxBatches:
                 await self._move_to_dead([failed.id], failures[failed.id])
             await self._move_to_dead([each.id for each in split.waiting], None)
             ids = [each.id for each in split.sendable]
-            number = await self._set_current(self.number + 1, ids)
-        self.number, self._ids = number, ids
+            await self._set_current(self.number + 1, ids)
         self._blocked.update(key for each in split.failed if (key := each.order_key) is not None)
         self._start.reset()
         return NextBatch(split.sendable, len(split.failed), len(split.waiting))
 
-    async def renumber(self, number: int) -> None:
-        """Gives the current batch another number, because the position in Kafka is that of another history."""
+    async def restart_history(self, number: int) -> str:
+        """Gives the current batch another number and token, because the position in Kafka is that of another history.
+        Returns the token of the batch before, which the position must get."""
+        self._sent_token = str(uuid.uuid4())
         async with self._transaction():
-            self.number = await self._set_current(number, self._ids)
+            await self._set_current(number, self._ids)
+        return self._sent_token
 
     def _reset_start(self) -> None:
         """Looks at the whole table from time to time, for rows that somebody has inserted with an old id."""
@@ -240,10 +253,13 @@ class OutboxBatches:
         if moved := list(ids):
             await execute(self._connection, query, (moved, error))
 
-    async def _set_current(self, number: int, ids: list[int]) -> int:
-        query = f"UPDATE {self._schema}.outbox_state SET batch = %s, ids = %s"
-        await execute(self._connection, query, (number, ids))
-        return number
+    async def _set_current(self, number: int, ids: list[int]) -> None:
+        """Records the current batch as the last step of a transaction. A new number gets a new token."""
+        token = self.token if number == self.number else str(uuid.uuid4())
+        query = f"UPDATE {self._schema}.outbox_state SET batch = %s, ids = %s, token = %s, sent_token = %s"
+        await execute(self._connection, query, (number, ids, token, self._sent_token))
+        # If the commit fails, the session ends and nothing of this is used.
+        self.number, self._ids, self.token = number, ids, token
 
 
 def lock_name(schema: str) -> str:

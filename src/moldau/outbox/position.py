@@ -1,9 +1,13 @@
-"""The position of an outbox in Kafka: the number of the last batch that was committed, in the batch's own transaction.
+"""The position of an outbox in Kafka: the last batch that was committed, in the batch's own transaction.
 
-It is the committed offset of a consumer group for a topic that stays empty, so any Kafka can store it.
+It is the committed offset of a consumer group for a topic that stays empty, so any Kafka can store it. The offset is
+the number of the batch, and its metadata is the token of the batch.
 """
 
+from typing import NamedTuple
+
 from moldau.client.admin.admin import Admin
+from moldau.client.consumer.subscription_state import OffsetAndMetadata
 from moldau.client.errors import ErrorCode, KafkaError
 from moldau.client.group.offsets import GroupOffsets
 from moldau.client.net.cluster import Cluster
@@ -12,6 +16,13 @@ from moldau.client.record import TopicPartition
 
 POSITION_TOPIC = "moldau.outbox.positions"
 _PARTITION = TopicPartition(POSITION_TOPIC, 0)
+
+
+class SentBatch(NamedTuple):
+    number: int
+    token: str
+    """Random for each batch: copies of a database can have batches with the same number, but not with the same
+    token."""
 
 
 class OutboxPosition:
@@ -32,11 +43,11 @@ class OutboxPosition:
                 raise
         await self._cluster.wait_for_topics([POSITION_TOPIC])
 
-    async def read(self) -> int | None:
+    async def read(self) -> SentBatch | None:
         """Returns the last committed batch; None if Kafka knows none. Waits for an open transaction of it."""
         committed = await GroupOffsets(self._cluster, self._name).committed([_PARTITION], require_stable=True)
         found = committed.get(_PARTITION)
-        return None if found is None else found.offset
+        return None if found is None else SentBatch(found.offset, found.metadata)
 
-    async def send(self, transaction: Transaction, batch: int) -> None:
-        await transaction.send_offsets({_PARTITION: batch}, self._name)
+    async def send(self, transaction: Transaction, batch: SentBatch) -> None:
+        await transaction.send_offsets({_PARTITION: OffsetAndMetadata(batch.number, batch.token)}, self._name)

@@ -1,7 +1,7 @@
 """The relay: sends the rows of the outbox to Kafka, each exactly once.
 
-One batch is in flight. It is recorded in Postgres, then sent in a Kafka transaction that also commits the number of the
-batch, and then its rows are deleted. After a crash the number in Kafka tells whether the batch was sent:
+One batch is in flight. It is recorded in Postgres, then sent in a Kafka transaction that also commits the number and
+the token of the batch, and then its rows are deleted. After a crash this position tells whether the batch was sent:
 
     Postgres   rows of batch n are recorded          | delete them, record batch n + 1
     Kafka                         records, position n |
@@ -23,7 +23,7 @@ from moldau.observe.logging import get_logger
 from moldau.outbox.batches import NextBatch, OutboxBatches, RelayState
 from moldau.outbox.database import check_installed, connect, translate_errors
 from moldau.outbox.errors import PositionMismatchError, PostgresUnavailableError
-from moldau.outbox.position import POSITION_TOPIC, OutboxPosition
+from moldau.outbox.position import POSITION_TOPIC, OutboxPosition, SentBatch
 from moldau.outbox.rows import OutboxRow, decode_headers
 from moldau.outbox.schema import DEFAULT_SCHEMA
 
@@ -211,28 +211,37 @@ class _Session:
     async def _recover(self, state: RelayState) -> None:
         """Finds out whether the last batch was sent, and sends it otherwise."""
         position = await self._position.read()
-        if state.batch == 0 and position is None:
-            # From here on, a missing position means that Kafka has lost it.
-            await self._commit_position(0)
-            return
         problem = _find_mismatch(state, position)
+        is_sent = problem is None and position is not None and position.token == state.token
         if problem is not None:
             if not self._relay._resets_position:
                 raise PositionMismatchError(
                     f"{problem}, so it is unknown whether rows of the outbox were sent already. If this database was "
-                    "restored or the relay uses another cluster, run the relay once with --reset-position: it sends "
-                    "what is in the outbox, possibly again"
+                    "copied or restored or the relay uses another cluster, run the relay once with --reset-position: "
+                    "it sends what is in the outbox, possibly again"
                 )
             _log.warning("the position is reset and rows may be sent twice", problem=problem)
-            await self._batches.renumber(max(position or 0, state.batch) + 1)
-            await self._commit_position(self._batches.number - 1)
+            number = max(0 if position is None else position.number, state.batch)
+            token = await self._batches.restart_history(number + 1)
+            await self._commit_position(SentBatch(number, token))
         elif not state.ids:
-            await self._commit_position(state.batch)
+            # From the first time on, a missing position means that Kafka has lost it.
+            await self._commit_current_position()
+        elif is_sent:
+            self._batches.mark_sent()
         self._relay._resets_position = False
-        if state.ids and (problem is not None or position != state.batch):
+        if state.ids and not is_sent:
             await self._send_current(await self._batches.read_current())
 
-    async def _commit_position(self, batch: int) -> None:
+    @property
+    def _current(self) -> SentBatch:
+        return SentBatch(self._batches.number, self._batches.token)
+
+    async def _commit_current_position(self) -> None:
+        await self._commit_position(self._current)
+        self._batches.mark_sent()
+
+    async def _commit_position(self, batch: SentBatch) -> None:
         async with self._producer.transaction() as transaction:
             await self._position.send(transaction, batch)
         self._position_s = asyncio.get_running_loop().time()
@@ -254,7 +263,7 @@ class _Session:
         while not self._stop.done():
             began = loop.time()
             if began - self._position_s > POSITION_REFRESH_S:
-                await self._commit_position(self._batches.number)
+                await self._commit_current_position()
                 continue
             if await self._batches.has_work():
                 return
@@ -335,7 +344,7 @@ class _Session:
                         deliveries.append(delivery)
                 if failures:
                     raise _RowsFailedError(failures)
-                await self._position.send(transaction, self._batches.number)
+                await self._position.send(transaction, self._current)
         except TransactionAbortableError as error:
             if error.code in _ROW_ERRORS and POSITION_TOPIC not in error.message:
                 raise _BatchRejectedError(str(error.cause)) from error
@@ -344,15 +353,18 @@ class _Session:
             for delivery in deliveries:
                 if delivery.done() and not delivery.cancelled():
                     delivery.exception()  # The transaction has the result of all.
+        self._batches.mark_sent()
         self._position_s = asyncio.get_running_loop().time()
 
 
-def _find_mismatch(state: RelayState, position: int | None) -> str | None:
+def _find_mismatch(state: RelayState, position: SentBatch | None) -> str | None:
     """Returns why the position does not fit the database; None if it does."""
     if position is None:
         return "Kafka has no position of this outbox" if state.ids else None
-    if position > state.batch:
-        return f"Kafka has batch {position} of this outbox, but the database knows only {state.batch}"
+    if position.number > state.batch:
+        return f"Kafka has batch {position.number} of this outbox, but the database knows only {state.batch}"
+    if position.token not in (state.token, state.sent_token):
+        return f"Kafka has batch {position.number} of this outbox from another copy of the database"
     return None
 
 

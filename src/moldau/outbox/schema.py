@@ -66,6 +66,9 @@ CREATE TABLE {schema}.outbox_state (
     outbox_id uuid NOT NULL DEFAULT gen_random_uuid(),
     batch bigint NOT NULL DEFAULT 0,
     ids bigint[] NOT NULL DEFAULT '{{}}',
+    -- Random: a copy of this database has other tokens from its next batch on.
+    token uuid NOT NULL DEFAULT gen_random_uuid(),
+    sent_token uuid,
     epoch bigint NOT NULL DEFAULT 0,
     requeues bigint NOT NULL DEFAULT 0,
     relay text,
