@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
-from moldau.outbox.database import Connection, execute, fetch_one
+from moldau.outbox.database import Connection, execute, fetch_one, is_pooled
 from moldau.outbox.errors import OutboxError, PostgresUnavailableError
 from moldau.outbox.rows import OrderKey, OutboxRow, Scan, ScanStart, split_rows
 from moldau.outbox.schema import quote
@@ -79,14 +79,14 @@ class OutboxBatches:
 
     async def prepare_session(self) -> None:
         """Checks the server and sets up the session. Raises OutboxError if the relay cannot work with it."""
-        pid, is_standby, commit = await fetch_one(
-            self._connection, "SELECT pg_backend_pid(), pg_is_in_recovery(), current_setting('synchronous_commit')"
-        )
-        if pid != self._connection.info.backend_pid:
+        if await is_pooled(self._connection):
             raise OutboxError(
                 "there is a connection pooler such as PgBouncer between the relay and Postgres. The relay holds a lock "
                 "of its session: connect it to Postgres directly"
             )
+        is_standby, commit = await fetch_one(
+            self._connection, "SELECT pg_is_in_recovery(), current_setting('synchronous_commit')"
+        )
         if is_standby:
             # A standby may become the primary, so the relay waits for that once it has begun.
             raise PostgresUnavailableError("this server is a standby, and the relay needs the primary")

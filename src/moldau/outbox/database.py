@@ -1,7 +1,7 @@
 """Connections to the user's database, with the checks that every command needs."""
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
 from moldau.outbox.errors import OutboxError, PostgresUnavailableError
@@ -27,7 +27,11 @@ KEEPALIVES: dict[str, Any] = {
 
 @asynccontextmanager
 async def connect(url: str, application_name: str) -> AsyncIterator[Connection]:
-    """Connects in autocommit mode. Raises OutboxError if the server cannot be used."""
+    """Connects in autocommit mode. Raises OutboxError if the server cannot be used.
+
+    Names are searched only in pg_catalog, so that no role can put its functions in place of those of Postgres. A pooler
+    gives sessions to others, so behind one the setting is for one transaction, which is open until the end.
+    """
     with translate_errors():
         try:
             connection = await psycopg.AsyncConnection.connect(
@@ -39,9 +43,29 @@ async def connect(url: str, application_name: str) -> AsyncIterator[Connection]:
         if connection.info.server_version < SERVER_VERSION_MIN:
             version = connection.info.server_version // 10000
             raise OutboxError(f"this server is Postgres {version}; the outbox needs Postgres 13 or newer")
-        yield connection
+        async with AsyncExitStack() as stack:
+            with translate_errors():
+                if await is_pooled(connection):
+                    await stack.enter_async_context(_transaction(connection))
+                    await execute(connection, "SET LOCAL search_path = pg_catalog, pg_temp")
+                else:
+                    await execute(connection, "SET search_path = pg_catalog, pg_temp")
+            yield connection
     finally:
         await connection.close()
+
+
+async def is_pooled(connection: Connection) -> bool:
+    """Returns whether there is a pooler between this process and Postgres: the server then has another process id."""
+    (pid,) = await fetch_one(connection, "SELECT pg_catalog.pg_backend_pid()")
+    return bool(pid != connection.info.backend_pid)
+
+
+@asynccontextmanager
+async def _transaction(connection: Connection) -> AsyncIterator[None]:
+    with translate_errors():
+        async with connection.transaction():
+            yield
 
 
 @contextmanager
