@@ -69,7 +69,8 @@ class OutboxBatches:
         self._epoch = 0
         self._ids: list[int] = []
         """The rows of the current batch."""
-        self._requeues = -1
+        self.requeues = -1
+        """Changes when rows have left the dead-letter table."""
         self._blocked: set[OrderKey] = set()
         """Keys of rows in the dead-letter table."""
         self._start = ScanStart()
@@ -125,7 +126,7 @@ class OutboxBatches:
             f"SELECT EXISTS (SELECT FROM {self._schema}.outbox WHERE id >= %s) "
             f"OR (SELECT requeues <> %s FROM {self._schema}.outbox_state)"
         )
-        (found,) = await fetch_one(self._connection, query, (self._start.id, self._requeues))
+        (found,) = await fetch_one(self._connection, query, (self._start.id, self.requeues))
         return bool(found)
 
     async def read_current(self) -> list[OutboxRow]:
@@ -206,11 +207,11 @@ class OutboxBatches:
             if state is None:
                 raise PostgresUnavailableError("another relay has taken over")
             requeues, own_xid = state
-            if requeues != self._requeues:
+            if requeues != self.requeues:
                 # Rows may have left the dead-letter table. Who moves them locks the state, too.
                 await self._load_blocked_keys()
                 self._start.reset()
-                self._requeues = requeues
+                self.requeues = requeues
             yield last_id, own_xid
 
     async def _load_blocked_keys(self) -> None:

@@ -41,7 +41,9 @@ POLL_SHARE_MAX = 0.25
 STANDBY_POLL_MS = 500
 CONNECT_TIMEOUT_MS = 10_000
 TOPIC_TIMEOUT_MS = 5_000
-"""How long brokers may take to create a missing topic."""
+"""How long brokers may take to create the missing topics of a batch."""
+MISSING_TOPIC_S = 30.0
+"""How long a topic counts as missing before the relay looks for it again, which takes up to TOPIC_TIMEOUT_MS."""
 DELIVERY_TIMEOUT_MS = 30_000
 POSITION_REFRESH_S = 3_600.0
 """How often the position of an idle outbox is committed again. Brokers forget it after offsets.retention.minutes."""
@@ -145,6 +147,9 @@ class _Session:
         self._stop = stop
         self._backoff = backoff
         self._rows_max = ROWS_MAX
+        self._missing_topics: dict[str, tuple[str, float]] = {}
+        """The errors of topics that could not be found, and until when they count."""
+        self._missing_requeues = -1
         self._position_s = 0.0
         """When the position was committed last."""
         self._batches: OutboxBatches
@@ -304,17 +309,33 @@ class _Session:
 
     async def _find_missing_topics(self, rows: Iterable[OutboxRow]) -> dict[int, str]:
         """Returns the errors of rows whose topics do not exist and are not created by the brokers."""
-        errors: dict[str, str] = {}
-        unknown = {each.topic for each in rows} - set(self._cluster.topics)
-        for topic in sorted(unknown):
+        now_s = asyncio.get_running_loop().time()
+        if self._missing_requeues != self._batches.requeues:
+            # Dead letters were retried or discarded, perhaps because their topics exist now.
+            self._missing_requeues = self._batches.requeues
+            self._missing_topics.clear()
+        self._missing_topics = {name: each for name, each in self._missing_topics.items() if each[1] > now_s}
+        await self._wait_for_topics({each.topic for each in rows})
+        missing = self._missing_topics
+        return {each.id: missing[each.topic][0] for each in rows if each.topic in missing}
+
+    async def _wait_for_topics(self, names: Iterable[str]) -> None:
+        """Waits until these topics exist, all for the same time. Records the topics that do not."""
+        retry = self._cluster.retry(TOPIC_TIMEOUT_MS)
+        cluster, missing = self._cluster, self._missing_topics
+        while unknown := sorted(each for each in names if each not in cluster.topics and each not in missing):
             try:
-                await self._cluster.wait_for_topics([topic], timeout_ms=TOPIC_TIMEOUT_MS, create=True)
-                self._cluster.track([topic])
+                await cluster.wait_for_topics(unknown, timeout_ms=retry.remaining_ms, create=True)
             except KafkaError as error:
                 if error.code not in _ROW_ERRORS:
                     raise
-                errors[topic] = str(error)
-        return {each.id: errors[each.topic] for each in rows if each.topic in errors}
+                until_s = asyncio.get_running_loop().time() + MISSING_TOPIC_S
+                for name in unknown:
+                    if name not in cluster.topics:
+                        found = KafkaError(cluster.topic_errors.get(name, error.code), f"the topic {name!r}")
+                        if not found.is_retriable or error.is_retriable:
+                            missing[name] = str(found), until_s
+            cluster.track(each for each in unknown if each in cluster.topics)
 
     async def _send(self, rows: Iterable[OutboxRow]) -> None:
         """Sends rows and the number of their batch in one transaction."""
