@@ -3,7 +3,9 @@
 import datetime
 import itertools
 import math
+import os
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -448,6 +450,22 @@ def test_a_text_that_postgres_cannot_store_is_named(spark: SparkSession, databas
     said = message_of(lambda: append(database, frame, 0))
     assert "0x00" in said
     assert "COPY people, line 1" in said
+
+
+def test_both_ends_notice_that_the_other_machine_is_gone(spark: SparkSession, database: Database) -> None:
+    database("create table people (id int, name text, seen int, server_idle text)")
+    database(
+        "create function note() returns trigger language plpgsql as "
+        "$$ begin new.server_idle := current_setting('tcp_keepalives_idle'); return new; end $$"
+    )
+    database("create trigger note before insert on people for each row execute function note()")
+    assert append(database, changes(spark, (1, "a", 1)), 0)
+    assert database("select server_idle from people") == [("10",)]
+    with postgres_connection.connect(postgres_connection.parse_table(database.url, "people")) as connection:
+        opened = socket.socket(fileno=os.dup(connection.fileno()))
+        with opened:
+            assert opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 10
+            assert opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
 
 
 def test_a_server_that_is_away_fails_after_a_while(

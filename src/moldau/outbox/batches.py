@@ -15,6 +15,7 @@ from moldau.outbox.database import Connection, execute, fetch_one, is_pooled
 from moldau.outbox.errors import OutboxError, PostgresUnavailableError
 from moldau.outbox.rows import OrderKey, OutboxRow, Scan, ScanStart, split_rows
 from moldau.outbox.schema import quote
+from moldau.settings.postgres_keepalives import SERVER_KEEPALIVES
 
 _ROW_COLUMNS = """topic, partition, key, value, headers::text,
     (extract(epoch FROM created_at) * 1000)::bigint AS timestamp_ms"""
@@ -26,10 +27,8 @@ _SESSION_SETTINGS = (
     "SET statement_timeout = 0",
     "SET lock_timeout = 0",
     "SET idle_in_transaction_session_timeout = 0",
-    # The server notices within half a minute that the relay's machine is gone, and gives its lock to another relay.
-    "SET tcp_keepalives_idle = 10",
-    "SET tcp_keepalives_interval = 5",
-    "SET tcp_keepalives_count = 3",
+    # If the relay's machine is gone, another relay soon gets its lock.
+    *(f"SET {name} = {value}" for name, value in SERVER_KEEPALIVES.items()),
 )
 
 WHOLE_SCAN_S = 60.0

@@ -2,10 +2,11 @@
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, cast
 
 from moldau.outbox.errors import OutboxError, PostgresUnavailableError
 from moldau.outbox.schema import STEPS, quote, validate_schema_name
+from moldau.settings.postgres_keepalives import CLIENT_KEEPALIVES
 
 try:
     import psycopg
@@ -17,12 +18,6 @@ Connection = psycopg.AsyncConnection[tuple[Any, ...]]
 SERVER_VERSION_MIN = 130000
 """Postgres 13 is the first version with the type xid8."""
 CONNECT_TIMEOUT_S = 10
-KEEPALIVES: dict[str, Any] = {
-    "keepalives_idle": 10,
-    "keepalives_interval": 5,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 30_000,
-}
 
 
 @asynccontextmanager
@@ -35,7 +30,11 @@ async def connect(url: str, application_name: str) -> AsyncIterator[Connection]:
     with translate_errors():
         try:
             connection = await psycopg.AsyncConnection.connect(
-                url, autocommit=True, application_name=application_name, connect_timeout=CONNECT_TIMEOUT_S, **KEEPALIVES
+                url,
+                autocommit=True,
+                application_name=application_name,
+                connect_timeout=CONNECT_TIMEOUT_S,
+                **cast(dict[str, Any], CLIENT_KEEPALIVES),
             )
         except psycopg.ProgrammingError as error:
             raise OutboxError(f"invalid database URL: {error}".strip()) from None

@@ -22,6 +22,7 @@ from pyspark.sql.types import StructType
 from pyspark.storagelevel import StorageLevel
 
 from moldau.observe.logging import get_logger
+from moldau.settings.postgres_keepalives import SERVER_KEEPALIVES
 from moldau.spark.errors import OptionError, SparkSourceError
 from moldau.spark.sink.postgres_columns import check_rows, check_rows_fit_table, create_table_statement, identifiers
 from moldau.spark.sink.postgres_connection import PostgresTable, parse_table, with_retries
@@ -243,6 +244,9 @@ class _BatchWriter:
         self._connection.execute(
             "select set_config('synchronous_commit', 'on', true) where current_setting('synchronous_commit') = 'off'"
         )
+        # If the driver's machine is gone, the driver that replaces it soon gets the lock of `claim`.
+        for name, value in SERVER_KEEPALIVES.items():
+            self._connection.execute("select set_config(%s, %s, true)", (name, value))
 
     def is_committed(self, query_id: str, batch_id: int) -> bool:
         """Returns whether the database has this batch. Raises SparkSourceError if it does not fit the checkpoint."""

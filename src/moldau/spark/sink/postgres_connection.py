@@ -12,6 +12,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from moldau.observe.logging import get_logger
+from moldau.settings.postgres_keepalives import CLIENT_KEEPALIVES
 from moldau.spark.errors import OptionError, SparkSourceError
 
 R = TypeVar("R")
@@ -77,7 +78,11 @@ def parse_table(url: str, table: str) -> PostgresTable:
 
 def connect(table: PostgresTable) -> psycopg.Connection[Any]:
     """Connects in autocommit mode, so that only explicit transactions are open."""
-    defaults: dict[str, Any] = {"connect_timeout": CONNECT_TIMEOUT_S, "application_name": "moldau pipeline"}
+    defaults: dict[str, Any] = {
+        "connect_timeout": CONNECT_TIMEOUT_S,
+        "application_name": "moldau pipeline",
+        **CLIENT_KEEPALIVES,
+    }
     # A pooler such as PgBouncer can hand each transaction to another session, which lacks prepared statements.
     return psycopg.connect(
         make_conninfo(**(defaults | conninfo_to_dict(table.url))), autocommit=True, prepare_threshold=None
