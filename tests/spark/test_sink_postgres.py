@@ -422,6 +422,32 @@ def test_rows_that_no_table_or_this_table_cannot_store_are_named(spark: SparkSes
     assert 'create schema "missing"' in said
 
 
+def spelled(spark: SparkSession, *given: tuple[str, str | None, int]) -> DataFrame:
+    return spark.createDataFrame(list(given), "id STRING, name STRING, seen INT").repartition(3)
+
+
+@pytest.mark.parametrize("first_is_later", [False, True])
+def test_keys_that_only_postgres_finds_equal_have_one_last_row(
+    spark: SparkSession, database: Database, first_is_later: bool
+) -> None:
+    database("create table people (id uuid primary key, name text, seen int)")
+    lower = "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"
+    ids = (lower.upper(), lower) if first_is_later else (lower, lower.upper())
+    others = [(f"{number:032x}", "other", number) for number in range(20)]
+    assert merge(database, spelled(spark, (ids[0], "old", 1), *others, (ids[1], "new", 2)), 0)
+    assert database(f"select name, seen from people where id = '{lower}'") == [("new", 2)]
+
+    more = {"delete_when": "name IS NULL"}
+    assert merge(database, spelled(spark, (ids[1], "again", 3), *others, (ids[0], None, 4)), 1, **more)
+    assert database(f"select name from people where id = '{lower}'") == []
+    assert merge(database, spelled(spark, (ids[1], None, 5), *others, (ids[0], "back", 6)), 2, **more)
+    assert database(f"select name from people where id = '{lower}'") == [("back",)]
+    assert database("select count(*) from people") == [(21,)]
+
+    repeated = spelled(spark, (ids[0], "a", 1), (ids[1], "b", 2))
+    assert "occurs more than once" in message_of(lambda: merge(database, repeated, 3, order_by=[]))
+
+
 def test_an_upsert_needs_a_unique_index(spark: SparkSession, database: Database) -> None:
     database("create table people (id int, name text, seen int)")
     database("create unique index on people (id) where seen > 0")

@@ -18,7 +18,7 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg import sql
 from pyspark.sql import DataFrame
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructType
 from pyspark.storagelevel import StorageLevel
 
 from moldau.observe.logging import get_logger
@@ -73,7 +73,12 @@ def write_batch(
     """
     target = parse_table(url, table)
     schema = stored_schema(frame.schema, key, order_by, delete_when, leave_out)
-    rows = last_rows(frame, key, order_by, delete_when, leave_out) if key else frame.drop(*leave_out)
+    if key:
+        # Texts that differ can be equal in a column of type uuid or citext. Other types have one text for each value.
+        has_texts = any(isinstance(frame.schema[name].dataType, StringType) for name in key)
+        rows = last_rows(frame, key, order_by, delete_when, leave_out, numbers_rows=has_texts)
+    else:
+        rows = frame.drop(*leave_out)
     chunks = _Chunks(encoded_chunks(rows))
 
     def attempt(connection: psycopg.Connection[Any]) -> bool:
@@ -300,7 +305,8 @@ class _BatchWriter:
         # The staged columns have the types of the table, so that COPY reads texts as these types.
         self._connection.execute(
             sql.SQL(
-                "create temporary table {} on commit drop as select {}, false as {}, 0 as {} from {} with no data"
+                "create temporary table {} on commit drop as select {}, false as {}, 0::bigint as {} from {} "
+                "with no data"
             ).format(
                 _STAGED_ROWS,
                 identifiers(names),
@@ -311,11 +317,14 @@ class _BatchWriter:
         )
         self._copy(_STAGED_ROWS, [*names, DELETES_COLUMN, RANK_COLUMN], chunks)
         self._check_keys()
+        last = sql.SQL("(select distinct on ({}) * from {} order by {}, {} desc)").format(
+            identifiers(key), _STAGED_ROWS, identifiers(key), sql.Identifier(RANK_COLUMN)
+        )
         if has_deletes:
             self._connection.execute(
                 sql.SQL("delete from {} t using {} r where r.{} and {}").format(
                     self._target,
-                    _STAGED_ROWS,
+                    last,
                     sql.Identifier(DELETES_COLUMN),
                     sql.SQL(" and ").join(sql.SQL("t.{0} = r.{0}").format(sql.Identifier(name)) for name in key),
                 )
@@ -331,12 +340,12 @@ class _BatchWriter:
         # Sorted by key, so that writers of the same rows lock them in the same order instead of a deadlock.
         self._connection.execute(
             sql.SQL(
-                "insert into {} ({}) select {} from {} where not {} order by {} on conflict ({}) do {}"
+                "insert into {} ({}) select {} from {} r where not {} order by {} on conflict ({}) do {}"
             ).format(
                 self._target,
                 identifiers(names),
                 identifiers(names),
-                _STAGED_ROWS,
+                last,
                 sql.Identifier(DELETES_COLUMN),
                 identifiers(key),
                 identifiers(key),
@@ -354,8 +363,11 @@ class _BatchWriter:
                 raise SparkSourceError(null_key_message(count, name))
         if self._is_ordered:
             return
-        rank = sql.Identifier(RANK_COLUMN)
-        row = self._one(sql.SQL("select 1 from {} where {} > 1 limit 1").format(_STAGED_ROWS, rank))
+        row = self._one(
+            sql.SQL("select 1 from {} group by {} having count(*) > 1 limit 1").format(
+                _STAGED_ROWS, identifiers(self._key)
+            )
+        )
         if row is not None:
             raise SparkSourceError(repeated_key_message(self._key))
 

@@ -12,7 +12,8 @@ from moldau.spark.errors import OptionError
 DELETES_COLUMN = "__moldau_deletes"
 """Whether the row deletes the row with its key."""
 RANK_COLUMN = "__moldau_rank"
-"""1 for the last row of a key. A 2 appears only without `order_by`, for a key that occurs more than once."""
+"""1 for the last row of a key. A 2 appears only without `order_by`, for a key that occurs more than once. With
+`numbers_rows`, a number that grows with `order_by` over all keys."""
 
 
 def check_upsert_columns(
@@ -33,11 +34,18 @@ def check_upsert_columns(
 
 
 def last_rows(
-    frame: DataFrame, key: Sequence[str], order_by: Sequence[str], delete_when: str | None, leave_out: Sequence[str]
+    frame: DataFrame,
+    key: Sequence[str],
+    order_by: Sequence[str],
+    delete_when: str | None,
+    leave_out: Sequence[str],
+    *,
+    numbers_rows: bool = False,
 ) -> DataFrame:
     """Returns the last row of each key with the columns `DELETES_COLUMN` and `RANK_COLUMN`, without `leave_out`.
 
     Without `order_by` the second row of a key is returned too, so that the caller can detect a repeated key.
+    `numbers_rows` is for tables in which keys can be equal that differ in Spark.
     """
     deletes: Column = F.lit(False) if delete_when is None else F.coalesce(F.expr(delete_when), F.lit(False))
     marked = frame.withColumn(DELETES_COLUMN, deletes)
@@ -45,6 +53,9 @@ def last_rows(
     window = Window.partitionBy(*[F.col(quote_column(name)) for name in key]).orderBy(*order)
     ranked = marked.withColumn(RANK_COLUMN, F.row_number().over(window))
     ranked = ranked.where(F.col(RANK_COLUMN) == 1 if order_by else F.col(RANK_COLUMN) <= 2)
+    if numbers_rows and order_by:
+        ordered = ranked.sort(*[F.col(quote_column(name)).asc_nulls_first() for name in order_by])
+        ranked = ordered.withColumn(RANK_COLUMN, F.monotonically_increasing_id())
     return ranked.drop(*leave_out)
 
 
