@@ -5,20 +5,27 @@ Each change is one transaction that also checks the relay's epoch: a relay whose
 """
 
 import asyncio
-import json
 import uuid
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
+from moldau.observe.logging import get_logger
 from moldau.outbox.database import Connection, execute, fetch_one, is_pooled
 from moldau.outbox.errors import OutboxError, PostgresUnavailableError
-from moldau.outbox.rows import OrderKey, OutboxRow, Scan, ScanStart, split_rows
+from moldau.outbox.rows import OrderKey, OutboxRow, Scan, ScanStart, SplitRows, split_rows
 from moldau.outbox.schema import quote
 from moldau.settings.postgres_keepalives import SERVER_KEEPALIVES
 
-_ROW_COLUMNS = """topic, partition, key, value, headers::text,
-    (extract(epoch FROM created_at) * 1000)::bigint AS timestamp_ms"""
+FIELD_BYTES_MAX = 32 * 1024 * 1024
+"""A row with a larger key or value or larger headers never reaches the relay, which could run out of memory."""
+
+_ROW_COLUMNS = f"""topic, partition,
+    CASE WHEN octet_length(key) <= {FIELD_BYTES_MAX} THEN key END,
+    CASE WHEN octet_length(value) <= {FIELD_BYTES_MAX} THEN value END,
+    CASE WHEN octet_length(headers::text) <= {FIELD_BYTES_MAX} THEN headers::text END,
+    (extract(epoch FROM created_at) * 1000)::bigint,
+    greatest(octet_length(key), octet_length(value), octet_length(headers::text))"""
 
 _SESSION_SETTINGS = (
     # The plan must always follow the primary key; statistics of a queue are always outdated.
@@ -32,6 +39,8 @@ _SESSION_SETTINGS = (
 )
 
 WHOLE_SCAN_S = 60.0
+
+_log = get_logger("outbox.relay")
 
 
 class RelayState(NamedTuple):
@@ -140,8 +149,7 @@ class OutboxBatches:
         async with self._transaction() as (last_id, own_xid):
             await self._delete(self._ids)
             scan = await self._scan(rows_max, bytes_max, last_id, own_xid)
-            split = split_rows(scan.rows, (), self._blocked)
-            await self._move_to_dead([each.id for each in split.waiting], None)
+            split = await self._split(scan.rows, {})
             ids = [each.id for each in split.sendable]
             await self._set_current(self.number + 1 if ids else self.number, ids)
         self._start.advance(scan)
@@ -160,13 +168,9 @@ class OutboxBatches:
         of the batch are read again.
         """
         async with self._transaction():
-            split = split_rows(rows, failures, self._blocked)
-            for failed in split.failed:
-                await self._move_to_dead([failed.id], failures[failed.id])
-            await self._move_to_dead([each.id for each in split.waiting], None)
+            split = await self._split(rows, failures)
             ids = [each.id for each in split.sendable]
             await self._set_current(self.number + 1, ids)
-        self._blocked.update(key for each in split.failed if (key := each.order_key) is not None)
         self._start.reset()
         return NextBatch(split.sendable, len(split.failed), len(split.waiting))
 
@@ -184,6 +188,18 @@ class OutboxBatches:
         if now_s - self._whole_scan_s > WHOLE_SCAN_S:
             self._whole_scan_s = now_s
             self._start.reset()
+
+    async def _split(self, rows: Sequence[OutboxRow], failures: dict[int, str]) -> SplitRows:
+        """Moves rows that cannot be sent, and rows that wait for them, to the dead-letter table."""
+        failures = failures | {each.id: error for each in rows if (error := _size_error(each)) is not None}
+        split = split_rows(rows, failures, self._blocked)
+        for each in split.failed:
+            _log.warning("a row cannot be sent", id=each.id, topic=each.topic, error=failures[each.id])
+            await self._move_to_dead([each.id], failures[each.id])
+        await self._move_to_dead([each.id for each in split.waiting], None)
+        # If the transaction fails, the session ends and nothing of this is used.
+        self._blocked.update(key for each in split.failed if (key := each.order_key) is not None)
+        return split
 
     # Statements
 
@@ -214,7 +230,10 @@ class OutboxBatches:
             yield last_id, own_xid
 
     async def _load_blocked_keys(self) -> None:
-        query = f"SELECT DISTINCT topic, key FROM {self._schema}.outbox_dead WHERE key IS NOT NULL"
+        # All rows with a larger key fail, so none of them waits.
+        query = (
+            f"SELECT DISTINCT topic, key FROM {self._schema}.outbox_dead WHERE octet_length(key) <= {FIELD_BYTES_MAX}"
+        )
         cursor = await execute(self._connection, query)
         self._blocked = {(topic, key) for topic, key in await cursor.fetchall()}
 
@@ -230,7 +249,7 @@ class OutboxBatches:
             LEFT JOIN (
                 SELECT *, count(*) OVER () AS visible,
                        sum(coalesce(octet_length(key), 0) + coalesce(octet_length(value), 0)
-                           + coalesce(pg_column_size(headers), 0) + 64)
+                           + coalesce(octet_length(headers::text), 0) + 64)
                            OVER (ORDER BY id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS bytes_before
                 FROM (SELECT * FROM {self._schema}.outbox WHERE id >= %s ORDER BY id LIMIT %s) AS oldest
             ) AS r ON r.bytes_before IS NULL OR r.bytes_before < %s
@@ -268,7 +287,11 @@ def lock_name(schema: str) -> str:
 
 
 def _to_row(columns: Sequence[Any]) -> OutboxRow:
-    number, topic, partition, key, value, headers, timestamp_ms = columns
-    return OutboxRow(
-        number, topic, partition, key, value, None if headers is None else json.loads(headers), timestamp_ms
-    )
+    number, topic, partition, key, value, headers, timestamp_ms, field_bytes_max = columns
+    return OutboxRow(number, topic, partition, key, value, headers, timestamp_ms, field_bytes_max or 0)
+
+
+def _size_error(row: OutboxRow) -> str | None:
+    if row.field_bytes_max <= FIELD_BYTES_MAX:
+        return None
+    return f"a key, value or headers of {row.field_bytes_max:,} bytes; at most {FIELD_BYTES_MAX:,} bytes can be sent"

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from moldau.outbox.database import Connection, check_installed, execute, fetch_one, translate_errors
 from moldau.outbox.schema import quote
 
+_KEY_BYTES_MAX = 1000
 _CHOSEN = "(%(ids)s::bigint[] IS NULL OR id = ANY(%(ids)s))"
 
 
@@ -15,6 +16,7 @@ class DeadRow(NamedTuple):
     topic: str
     partition: int | None
     key: bytes | None
+    """At most the first thousand bytes."""
     value_bytes: int | None
     created_at: datetime
     error: str
@@ -29,7 +31,8 @@ async def list_dead(connection: Connection, schema: str) -> list[DeadRow]:
         await check_installed(connection, schema)
         cursor = await execute(
             connection,
-            f"""SELECT d.id, d.topic, d.partition, d.key, octet_length(d.value), d.created_at, d.error,
+            f"""SELECT d.id, d.topic, d.partition, substr(d.key, 1, {_KEY_BYTES_MAX}),
+                octet_length(d.value), d.created_at, d.error,
                 (SELECT count(*) FROM {name}.outbox_dead AS w
                  WHERE w.error IS NULL AND w.topic = d.topic AND w.key = d.key)
             FROM {name}.outbox_dead AS d WHERE d.error IS NOT NULL ORDER BY d.id""",

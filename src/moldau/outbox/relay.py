@@ -20,7 +20,7 @@ from moldau.client.net.cluster import Cluster
 from moldau.client.producer.producer import Producer, RecordMetadata
 from moldau.concurrency.backoff import Backoff
 from moldau.observe.logging import get_logger
-from moldau.outbox.batches import NextBatch, OutboxBatches, RelayState
+from moldau.outbox.batches import FIELD_BYTES_MAX, NextBatch, OutboxBatches, RelayState
 from moldau.outbox.database import check_installed, connect, translate_errors
 from moldau.outbox.errors import PositionMismatchError, PostgresUnavailableError
 from moldau.outbox.position import POSITION_TOPIC, OutboxPosition, SentBatch
@@ -32,7 +32,7 @@ ROWS_MAX = 2_000
 """Rows in a batch. Consumers with read_committed get a batch when all of it is written."""
 BYTES_MAX = 8 * 1024 * 1024
 """Bytes in a batch; one larger row is a batch of its own."""
-REQUEST_BYTES_MAX = 32 * 1024 * 1024
+REQUEST_BYTES_MAX = FIELD_BYTES_MAX
 """The largest record that the relay sends. Topics usually have a lower limit (max.message.bytes)."""
 POLL_MS = 10
 """How often an idle relay looks for rows."""
@@ -259,7 +259,7 @@ class _Session:
             self._count_dead(batch)
             if batch.rows:
                 await self._send_current(batch.rows)
-            elif batch.newly_waiting == 0:
+            elif batch.newly_waiting == batch.newly_failed == 0:
                 await self._wait_for_rows()
         await self._batches.finish()
 
@@ -297,9 +297,6 @@ class _Session:
                     # Halves lead to the row that is refused, whatever the reason is.
                     self._rows_max = len(rows) // 2
                     rows, failures = rows[: self._rows_max], {}
-            for row in rows:
-                if row.id in failures:
-                    _log.warning("a row cannot be sent", id=row.id, topic=row.topic, error=failures[row.id])
             replaced = await self._batches.replace(rows, failures)
             self._count_dead(replaced)
             rows = replaced.rows

@@ -2,8 +2,9 @@
 
 import base64
 import binascii
+import json
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from moldau.records.record import Header
 
@@ -14,9 +15,11 @@ class OutboxRow(NamedTuple):
     partition: int | None
     key: bytes | None
     value: bytes | None
-    headers: Any
+    headers: str | None
     """Pairs of name and value as JSON: a value is text, null, or bytes as {"base64": …}."""
     timestamp_ms: int
+    field_bytes_max: int = 0
+    """The size of the largest of key, value and headers. They are None here if they are too large."""
 
     @property
     def order_key(self) -> tuple[str, bytes] | None:
@@ -27,16 +30,17 @@ class OutboxRow(NamedTuple):
 OrderKey = tuple[str, bytes]
 
 
-def decode_headers(headers: Any) -> list[Header]:
+def decode_headers(headers: str | None) -> list[Header]:
     """Returns the headers of a record. Raises ValueError for JSON that `moldau.produce` does not write."""
     decoded: list[Header] = []
     try:
-        for name, value in headers or ():
+        for name, value in json.loads(headers or "null") or ():
             if isinstance(value, dict):
                 decoded.append((_text(name), base64.b64decode(value["base64"], validate=True)))
             else:
                 decoded.append((_text(name), None if value is None else _text(value).encode()))
-    except (TypeError, KeyError, ValueError, binascii.Error) as error:
+    except (TypeError, KeyError, ValueError, RecursionError, binascii.Error) as error:
+        # A ValueError can also be of a number with too many digits, a RecursionError of nested arrays.
         raise ValueError(f"invalid headers: {error}") from None
     return decoded
 
