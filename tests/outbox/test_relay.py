@@ -260,10 +260,14 @@ def test_a_role_with_rights_runs_the_relay(outbox: str, bootstrap: str, tmp_path
 
 def test_the_status_shows_backlog_and_relay_as_json(outbox: str, relay: RelayProcess, bootstrap: str) -> None:
     produce(outbox, ("status", "k", "1"), ("status", "k", "2"))
+    with psycopg.connect(outbox, autocommit=True) as connection:
+        # The time of a record is the caller's, and not that since which it waits.
+        connection.execute("SELECT moldau.produce('status', 'k', '3', created_at => '2020-01-01')")
+        connection.execute("SELECT moldau.produce('status', 'k', '4', created_at => '2220-01-01')")
     time.sleep(0.2)
     before = json.loads(moldau("outbox", "status", outbox, "--json").stdout)
-    assert (before["backlog_rows"], before["failed_rows"], before["relay"]) == (2, 0, None)
-    assert before["backlog_seconds"] >= 0.2
+    assert (before["backlog_rows"], before["failed_rows"], before["relay"]) == (4, 0, None)
+    assert 0.2 <= before["backlog_seconds"] < 600
     relay.start()
     wait_until_sent(outbox, relay)
     after = json.loads(moldau("outbox", "status", outbox, "--json").stdout)

@@ -39,7 +39,9 @@ CREATE TABLE {schema}.outbox (
     key bytea,
     value bytea,
     headers jsonb,
-    created_at timestamptz NOT NULL DEFAULT clock_timestamp() CHECK (isfinite(created_at))
+    created_at timestamptz NOT NULL DEFAULT clock_timestamp() CHECK (isfinite(created_at)),
+    -- Callers may set created_at, so it says nothing about how long the row waits.
+    inserted_at timestamptz NOT NULL DEFAULT clock_timestamp()
 ) WITH (
     autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0,
     toast.autovacuum_vacuum_scale_factor = 0, toast.autovacuum_vacuum_threshold = 5000

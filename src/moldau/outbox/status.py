@@ -43,7 +43,7 @@ class OutboxStatus(NamedTuple):
     version: int
     backlog_rows: int
     backlog_s: float
-    """The age of the oldest row."""
+    """How long the oldest row has been in the outbox; a retried dead letter, since the retry."""
     failed_rows: int
     waiting_rows: int
     """Rows in the dead-letter table that wait for a failed row with the same key."""
@@ -67,7 +67,7 @@ async def read_status(connection: Connection, schema: str) -> OutboxStatus:
         )
         rows, age_s = await fetch_one(
             connection,
-            "SELECT count(*), coalesce(extract(epoch FROM clock_timestamp() - min(created_at)), 0)::float8 "
+            "SELECT count(*), coalesce(extract(epoch FROM clock_timestamp() - min(inserted_at)), 0)::float8 "
             f"FROM {name}.outbox",
         )
         failed, waiting = await fetch_one(
