@@ -141,6 +141,10 @@ class PostgresServer:
         """Stops the server at once and cleanly: sessions are ended, and a checkpoint is written."""
         self._end(signal.SIGINT)
 
+    def make_standby(self) -> None:
+        """Lets a stopped server start as a standby, which refuses writes until `pg_promote`."""
+        (self.data_directory / "standby.signal").touch()
+
     def kill(self) -> None:
         """Kills the server and its sessions, as a crash does. The next start recovers from the write-ahead log."""
         self._end(signal.SIGKILL)

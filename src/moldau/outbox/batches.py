@@ -101,6 +101,8 @@ class OutboxBatches:
             raise PostgresUnavailableError("this server is a standby, and the relay needs the primary")
         for each in _SESSION_SETTINGS:
             await execute(self._connection, each)
+        if self._connection.info.server_version >= 170000:
+            await execute(self._connection, "SET transaction_timeout = 0")
         if commit == "off":
             # A batch must be durable before it is sent; the transactions of its rows then are, too.
             await execute(self._connection, "SET synchronous_commit = on")

@@ -18,6 +18,9 @@ Connection = psycopg.AsyncConnection[tuple[Any, ...]]
 SERVER_VERSION_MIN = 130000
 """Postgres 13 is the first version with the type xid8."""
 CONNECT_TIMEOUT_S = 10
+_TRANSIENT_STATES = ("25006", "25P03", "25P04")
+"""SQLSTATEs that are no OperationalError in psycopg, but can pass: the server refuses writes, as a standby does, or it
+ended an idle or long transaction."""
 
 
 @asynccontextmanager
@@ -84,6 +87,8 @@ def translate_errors() -> Iterator[None]:
     except psycopg.InterfaceError as error:
         raise PostgresUnavailableError(f"the connection to Postgres was lost ({_first_line(error)})") from error
     except psycopg.Error as error:
+        if error.sqlstate in _TRANSIENT_STATES:
+            raise PostgresUnavailableError(_first_line(error)) from error
         raise OutboxError(_first_line(error)) from error
 
 
