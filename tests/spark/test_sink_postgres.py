@@ -149,6 +149,26 @@ def test_a_large_batch_passes_in_parts(
     ]
 
 
+def test_parts_of_two_evaluations_are_not_mixed(
+    spark: SparkSession, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stored chunks are lost after they were counted, as with an executor."""
+    monkeypatch.setattr(sink, "CHUNKS_AT_A_TIME", 2)
+    frame = spark.range(0, 60_000, 1, 4).selectExpr("id", "repeat('x', 200) AS text")
+    with monkeypatch.context() as patched:
+        compute = sink._Chunks.compute
+
+        def compute_and_lose(chunks: sink._Chunks) -> None:
+            compute(chunks)
+            chunks._frame.unpersist(blocking=True)
+
+        patched.setattr(sink._Chunks, "compute", compute_and_lose)
+        assert "an executor was lost" in message_of(lambda: append(database, frame, 0))
+    assert database("select count(*) from people") == [(0,)]
+    assert append(database, frame, 0)
+    assert database("select count(*), count(distinct id) from people") == [(60_000, 60_000)]
+
+
 def test_no_rows_create_an_empty_table(spark: SparkSession, database: Database) -> None:
     assert append(database, changes(spark), 0)
     assert database("select count(*) from people") == [(0,)]

@@ -12,6 +12,7 @@ Executors encode the rows for COPY, and only the driver connects to Postgres. En
 the executors' disks and pass through the driver's memory a part at a time.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, LiteralString
 
@@ -138,22 +139,33 @@ class _Chunks:
 
     def __init__(self, frame: DataFrame) -> None:
         self._frame = frame
-        self._count: int | None = None
+        self._counts: Counter[str] | None = None
+        """The number of chunks of each evaluation of a partition."""
 
     def compute(self) -> None:
-        if self._count is None:
+        if self._counts is None:
             self._frame = self._frame.persist(StorageLevel.DISK_ONLY)
-            self._count = self._frame.count()
+            self._counts = Counter(dict(self._frame.groupBy("evaluation").count().collect()))
 
     def __iter__(self) -> Iterator[bytes]:
-        assert self._count is not None, "chunks are computed first"
-        if self._count <= CHUNKS_AT_A_TIME:
-            rows: Any = self._frame.collect()
-        else:
-            parts = -(-self._count // CHUNKS_AT_A_TIME)
-            rows = self._frame.repartition(parts).toLocalIterator(prefetchPartitions=True)
-        for row in rows:
-            yield bytes(row[0])
+        """Raises SparkSourceError if chunks were lost with an executor, and parts of both evaluations were passed."""
+        assert self._counts is not None, "chunks are computed first"
+        count = self._counts.total()
+        if count <= CHUNKS_AT_A_TIME:
+            # One job: Spark takes each partition from one evaluation.
+            for row in self._frame.collect():
+                yield bytes(row.chunk)
+            return
+        parts = -(-count // CHUNKS_AT_A_TIME)
+        found: Counter[str] = Counter()
+        for row in self._frame.repartition(parts).toLocalIterator(prefetchPartitions=True):
+            found[row.evaluation] += 1
+            yield bytes(row.chunk)
+        if found != self._counts:
+            raise SparkSourceError(
+                "an executor was lost while its rows were written, and Spark computed them again, perhaps in another "
+                "order. Nothing of the micro-batch is written: run the query again"
+            )
 
     def discard(self) -> None:
         self._frame.unpersist()

@@ -3,6 +3,7 @@
 Executors need no psycopg: this module does not import it.
 """
 
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +17,7 @@ from moldau.spark.sink.upsert_rows import quote_column
 
 CHUNK_BYTES = 1 << 20
 """The approximate size of the rows in one chunk."""
-CHUNK_SCHEMA = "chunk BINARY"
+CHUNK_SCHEMA = "chunk BINARY, evaluation STRING"
 NULL = "\\N"
 
 _ESCAPES = (("\\", "\\\\"), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t"))
@@ -30,7 +31,11 @@ def is_json(kind: DataType) -> bool:
 
 
 def encoded_chunks(frame: DataFrame) -> DataFrame:
-    """Returns the rows as chunks of lines, in the column `chunk`."""
+    """Returns the rows as chunks of lines, in the column `chunk`.
+
+    The column `evaluation` is random for each computation of a partition. If Spark computes a partition again, its rows
+    can have another order, and are then in other chunks.
+    """
     columns = []
     for field in frame.schema.fields:
         column = F.col(quote_column(field.name))
@@ -43,6 +48,7 @@ def encoded_chunks(frame: DataFrame) -> DataFrame:
 
 
 def _encode_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    evaluation = uuid.uuid4().hex
     for batch in batches:
         if batch.num_rows == 0:
             continue
@@ -50,7 +56,8 @@ def _encode_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
         count = max(1, CHUNK_BYTES * batch.num_rows // max(batch.nbytes, 1))
         for start in range(0, batch.num_rows, count):
             lines = encode_rows(batch.slice(start, count))
-            yield pa.RecordBatch.from_arrays([pa.array([lines], pa.binary())], ["chunk"])
+            columns = [pa.array([lines], pa.binary()), pa.array([evaluation])]
+            yield pa.RecordBatch.from_arrays(columns, ["chunk", "evaluation"])
 
 
 def encode_rows(batch: pa.RecordBatch) -> bytes:
