@@ -1,5 +1,5 @@
-"""16 writers with rollbacks, savepoints and long transactions, while the relay, Postgres or the node is killed with
-SIGKILL: consumers with read_committed get every committed event exactly once and in the order of its key.
+"""16 writers with rollbacks, savepoints, long and prepared transactions, while the relay, Postgres or the node is
+killed with SIGKILL: consumers with read_committed get every committed event exactly once and in the order of its key.
 MOLDAU_OUTBOX_KILLS sets the number of kills of the relay (3)."""
 
 import os
@@ -71,4 +71,5 @@ def test_every_committed_event_is_sent_once_when_postgres_and_the_node_are_kille
         wait_until_sent(server.url, relay)
         assert relay.stop() == 0
     assert writers.reconnects
+    assert writers.prepared
     check_events(read_topics(node.bootstrap), read_ledger(server.url))

@@ -109,6 +109,22 @@ def test_a_long_writing_transaction_does_not_hold_back_others(outbox: str, relay
     assert values(bootstrap, topic, 2) == [b"second", b"first"]
 
 
+def test_a_prepared_transaction_is_sent_when_it_is_committed(outbox: str, relay: RelayProcess, bootstrap: str) -> None:
+    topic, prepared = unique(), unique("it's prepared")
+    identifier = prepared.replace("'", "''")
+    relay.start()
+    with psycopg.connect(outbox) as connection:
+        connection.execute("SELECT moldau.produce(%s, 'k', 'first')", (topic,))
+        connection.execute(f"PREPARE TRANSACTION '{identifier}'".encode())
+    produce(outbox, (topic, "other", "second"))
+    assert values(bootstrap, topic, 1) == [b"second"]
+    time.sleep(1.1)
+    assert f"ROLLBACK PREPARED '{identifier}'" in moldau("outbox", "status", outbox).stderr
+    with psycopg.connect(outbox, autocommit=True) as connection:
+        connection.execute(f"COMMIT PREPARED '{identifier}'".encode())
+    assert values(bootstrap, topic, 2) == [b"second", b"first"]
+
+
 def test_rows_that_cannot_be_sent_do_not_block_other_keys(outbox: str, relay: RelayProcess, bootstrap: str) -> None:
     topic = Topics(bootstrap).create(max_message_bytes=1000)
     with psycopg.connect(outbox, autocommit=True) as connection:

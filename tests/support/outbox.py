@@ -96,7 +96,8 @@ def wait_until(is_done: Any, explain: Any = lambda: "", deadline_s: float = DEAD
 
 
 class Writers:
-    """Threads whose transactions change accounts and produce the change, with rollbacks, savepoints and pauses.
+    """Threads whose transactions change accounts and produce the change, with rollbacks, savepoints, pauses and commits
+    in two phases.
 
     Each account has a version, and each event the version that its transaction has set. The table `ledger` gets a row
     for each event in the same transaction, so it has exactly the committed events.
@@ -112,6 +113,7 @@ class Writers:
         ]
         self.failures: list[BaseException] = []
         self.rollbacks = 0
+        self.prepared = 0
         self.reconnects = 0
 
     def __enter__(self) -> Self:
@@ -134,12 +136,14 @@ class Writers:
 
     def _run(self, number: int, chance: random.Random) -> None:
         try:
-            while not self._stopped.is_set():
+            while True:
                 try:
                     with psycopg.connect(self._url, connect_timeout=5) as connection:
+                        self._finish_prepared(connection, number, chance)
                         while not self._stopped.is_set():
                             self._transact(connection, number, chance)
                             time.sleep(chance.uniform(0, self._pause_s))
+                    return
                 except psycopg.OperationalError:
                     # The server was killed. The ledger tells whether the last transaction was committed.
                     self.reconnects += 1
@@ -164,11 +168,28 @@ class Writers:
                 self._produce(connection, key, chance)
         if chance.random() < 0.02:
             time.sleep(chance.uniform(0.05, 0.3))
-        if chance.random() < 0.25:
+        if chance.random() < 0.1:
+            # The transaction outlives its session. It has an id, but no session of pg_stat_activity has it.
+            connection.execute(f"PREPARE TRANSACTION '{_prepared_id(number)}'".encode())
+            self.prepared += 1
+            time.sleep(chance.uniform(0, 0.1))
+            self._finish_prepared(connection, number, chance)
+        elif chance.random() < 0.25:
             connection.rollback()
             self.rollbacks += 1
         else:
             connection.commit()
+
+    def _finish_prepared(self, connection: psycopg.Connection[Any], number: int, chance: random.Random) -> None:
+        """Commits or rolls back the prepared transaction of the writer, which may be one from before a kill."""
+        connection.rollback()
+        found = connection.execute("SELECT FROM pg_prepared_xacts WHERE gid = %s", (_prepared_id(number),)).fetchone()
+        connection.rollback()
+        if found is not None:
+            connection.autocommit = True
+            command = "ROLLBACK" if chance.random() < 0.25 else "COMMIT"
+            connection.execute(f"{command} PREPARED '{_prepared_id(number)}'".encode())
+            connection.autocommit = False
 
     def _produce(self, connection: psycopg.Connection[Any], key: int, chance: random.Random) -> None:
         changed = connection.execute(
@@ -180,6 +201,10 @@ class Writers:
         connection.execute("INSERT INTO ledger VALUES (%s, %s, %s, %s)", (event, topic, key, changed[0]))
         value = json.dumps({"event": event, "key": key, "version": changed[0], "fill": "x" * chance.randint(0, 300)})
         connection.execute("SELECT moldau.produce(%s, %s, %s)", (topic, str(key), value))
+
+
+def _prepared_id(number: int) -> str:
+    return f"writer {number}"
 
 
 def read_ledger(url: str) -> dict[str, tuple[str, int, int]]:
@@ -281,6 +306,7 @@ def kill_relays(url: str, bootstrap: str, log_path: Path, kills: int, seed: int)
     check_events(read_topics(bootstrap), ledger)
     assert ledger
     assert writers.rollbacks
+    assert writers.prepared
     print(f"\n{kills} kills, {interrupted} of them with a batch under way, {len(ledger)} events")
     if kills >= KILLS_FOR_EVERY_CASE:
         assert interrupted

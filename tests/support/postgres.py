@@ -112,6 +112,7 @@ class PostgresServer:
             "port": str(self.port),
             "unix_socket_directories": str(self.directory),
             "max_connections": "200",
+            "max_prepared_transactions": "50",
             **self._settings,
         }
         options = [option for name, value in settings.items() for option in ("-c", f"{name}={value}")]
