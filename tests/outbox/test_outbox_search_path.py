@@ -1,5 +1,6 @@
 """A role that may create functions in `public`, as every role before Postgres 15, runs nothing as another role."""
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,6 +8,8 @@ import psycopg
 import pytest
 
 from support.outbox import RelayProcess, moldau
+from support.postgres import PostgresServer
+from support.postgres_proxy import PostgresProxy
 from support.topics import unique
 
 COMMANDS = (("status",), ("dead",), ("retry", "--all"), ("discard", "--all", "--yes"), ("install",))
@@ -30,16 +33,26 @@ def calls(outbox: str) -> Iterator[Any]:
         owner.execute(f'DROP OWNED BY "{role}"; DROP ROLE "{role}"'.encode())
 
 
-def test_commands_call_no_function_of_another_role(outbox: str, calls: Any) -> None:
+async def run_commands(outbox: str, postgres: PostgresServer, *, is_pooled: bool) -> None:
+    async with PostgresProxy(postgres) as proxy:
+        proxy.replaces_pid = is_pooled
+        url = f"{proxy.url.rpartition('/')[0]}/{outbox.rpartition('/')[2]}?sslmode=disable&gssencmode=disable"
+        for command, *arguments in COMMANDS:
+            done = await asyncio.to_thread(moldau, "outbox", command, url, *arguments)
+            assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("is_pooled", [False, True], ids=["direct", "behind a pooler"])
+def test_commands_call_no_function_of_another_role(
+    outbox: str, calls: Any, postgres: PostgresServer, is_pooled: bool
+) -> None:
     with psycopg.connect(outbox, autocommit=True) as connection:
         connection.execute("SELECT hashtextextended('x', 0)")
     assert calls() == [("moldau",)], "the trap works"
     with psycopg.connect(outbox, autocommit=True) as connection:
         # The status compares the locks of the database with the relay's.
         connection.execute("SELECT pg_advisory_lock(1)")
-        for command, *arguments in COMMANDS:
-            done = moldau("outbox", command, outbox, *arguments)
-            assert done.returncode == 0, done.stderr
+        asyncio.run(run_commands(outbox, postgres, is_pooled=is_pooled))
     assert len(calls()) == 1
 
 
