@@ -70,6 +70,21 @@ def test_relays_of_a_copied_database_lose_no_event(
     assert events(bootstrap, topic) == ["before the copy", "of the copy", "of the original"]
 
 
+def test_a_copy_with_an_identity_of_its_own_relays_beside_the_original(
+    outbox: str, copy: str, relay: RelayProcess, bootstrap: str, topic: str, tmp_path: Path
+) -> None:
+    with psycopg.connect(copy, autocommit=True) as connection:
+        # As docs/outbox.md says.
+        connection.execute("UPDATE moldau.outbox_state SET outbox_id = gen_random_uuid(), batch = 0, ids = '{}'")
+    relay.start()
+    with RelayProcess(copy, bootstrap, tmp_path / "copy.out") as other:
+        for number in range(3):
+            for url, process in ((outbox, relay), (copy, other)):
+                produce(url, topic, f"{number}")
+                wait_until_sent(url, process)
+    assert events(bootstrap, topic) == ["before the copy", "0", "0", "1", "1", "2", "2"]
+
+
 def test_a_copy_that_falls_behind_is_noticed(
     outbox: str, copy: str, relay: RelayProcess, bootstrap: str, topic: str, tmp_path: Path
 ) -> None:
