@@ -510,6 +510,34 @@ def test_a_commit_that_no_standby_has_is_not_acknowledged(schema: str, function:
         asyncio.run(body(own))
 
 
+def test_a_log_that_is_opened_during_its_deletion_is_a_new_one(schema: str) -> None:
+    async def body(own: PostgresServer) -> None:
+        async with started(own.url, schema, patience_s=0.3) as store:
+            log = await open_log(store)
+            await append(log, b"deleted")
+            await log.flush()
+            with missing_standby(own):
+                with pytest.raises(StoreUnavailableError):
+                    await store.remove(NAME)
+                with pytest.raises(StoreUnavailableError):
+                    await open_log(store)
+            async with asyncio.timeout(30):
+                while log.is_closed:
+                    with suppress_unavailable():
+                        log = await open_log(store)
+                await append(log, b"new")
+                while log.durable_offset < 1:
+                    with suppress_unavailable():
+                        await log.flush()
+                while store.deletion.is_running:
+                    await asyncio.sleep(0.01)
+            assert await values_of(log) == [b"new"]
+        assert await values_after_restart(own.url, schema) == [b"new"]
+
+    with PostgresServer(shared_server().binaries) as own:
+        asyncio.run(body(own))
+
+
 def test_a_commit_in_doubt_at_the_end_is_not_taken_for_the_next_one(newest: PostgresServer, schema: str) -> None:
     async def body() -> None:
         async with PostgresProxy(newest) as proxy, started(proxy.url, schema, patience_s=0.3) as store:

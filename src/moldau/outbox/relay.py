@@ -328,10 +328,14 @@ class _Session:
                     raise
                 until_s = asyncio.get_running_loop().time() + MISSING_TOPIC_S
                 for name in unknown:
-                    if name not in cluster.topics:
-                        found = KafkaError(cluster.topic_errors.get(name, error.code), f"the topic {name!r}")
-                        if not found.is_retriable or error.is_retriable:
-                            missing[name] = str(found), until_s
+                    if name in cluster.topics:
+                        continue
+                    found = KafkaError(cluster.topic_errors.get(name, error.code), f"the topic {name!r}")
+                    # A retriable error means that the time is up for all topics.
+                    if error.is_retriable and found.code not in _ROW_ERRORS:
+                        raise found from error
+                    if error.is_retriable or not found.is_retriable:
+                        missing[name] = str(found), until_s
             cluster.track(each for each in unknown if each in cluster.topics)
 
     async def _send(self, rows: Iterable[OutboxRow]) -> None:

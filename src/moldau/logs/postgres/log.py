@@ -115,11 +115,12 @@ class PostgresLog(Log):
                 f"another program has changed the tables of the schema {self._database.schema}; restore a backup"
             )
         self._size = size
-        if has_rows_before:
-            self._store.deletion.add(self)
         for row in await self.query(statements.ABORTED):
             self.aborted.append(AbortedTransaction(*row))
         self.producers.replace(await self._producers_at(self.end_offset))
+        if has_rows_before:
+            # Not before the last query: if one fails, another object represents the log.
+            self._store.deletion.add(self)
 
     @property
     def size(self) -> int:
@@ -536,11 +537,14 @@ class PostgresLog(Log):
         await self._database.run_to_end(self._advance_start(offset))
 
     async def _advance_start(self, offset: int) -> None:
+        # No commit waits for this sum over many rows, unless they change meanwhile.
+        start, changes, removed = self.start_offset, self.changes, await self._size_until(offset)
         async with self._database.exclusive():
             if offset <= self.start_offset or offset > self.durable_offset:
                 # Another call or a truncation was earlier.
                 return
-            [(removed,)] = await self.query(statements.SIZE_BETWEEN, offset=self.start_offset, below=offset)
+            if (self.start_offset, self.changes) != (start, changes):
+                removed = await self._size_until(offset)
             # The batches with the last sequences of idle producers are deleted, so the snapshot replaces them. It is
             # taken at the end of a batch, because a truncation may remove the batch that contains the start offset.
             boundary = min(offset, max(self.start_offset, await self._end_below(offset)))
@@ -564,6 +568,11 @@ class PostgresLog(Log):
             self._size -= removed
             self.changes += 1
             self._store.deletion.add(self)
+
+    async def _size_until(self, offset: int) -> int:
+        """Returns the size of the batches from the start offset to `offset`."""
+        [(size,)] = await self.query(statements.SIZE_BETWEEN, offset=self.start_offset, below=offset)
+        return int(size)
 
     async def apply_retention(self, now_ms: int, below: int) -> None:
         self.check()

@@ -86,7 +86,7 @@ SET_COMMITTED_ENDS = """
 update log set end_offset = new.end_offset, leader_epochs = coalesce(new.leader_epochs, log.leader_epochs)
 from unnest(%(logs)s::bigint[], %(previous_ends)s::bigint[], %(ends)s::bigint[], %(epochs)s::text[])
     as new (id, previous_end, end_offset, leader_epochs)
-where log.id = new.id and log.end_offset = new.previous_end
+where log.id = new.id and log.end_offset = new.previous_end and log.state = 'live'
 returning log.id
 """
 

@@ -268,8 +268,15 @@ class PostgresLogStore(LogStore):
             if opened is not None:
                 opened.abandon()
                 self._uncommitted.pop(opened, None)
-            await self.database.execute_exclusively(work)
-            self._topic_ids.pop(name, None)
+            # The change may take longer than its caller waits. Then `open` waits for it to create a log, and does not
+            # find the one that is about to be deleted.
+            topic_id = self._topic_ids.pop(name, None)
+            try:
+                await self.database.execute_exclusively(work)
+            except StorageError:
+                if topic_id is not None:
+                    self._topic_ids[name] = topic_id
+                raise
             if state == "deleted":
                 for log_id in found:
                     self.deletion.add(log_id)
