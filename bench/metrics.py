@@ -88,7 +88,7 @@ class MetricsPlan:
     runs: int
 
 
-FULL_PLAN = MetricsPlan(FULL, 10_000, 1_000, 10, 20, (PAGE_CACHE, FSYNC), 1_000, 100, 15.0, 45.0, 6)
+FULL_PLAN = MetricsPlan(FULL, 10_000, 1_000, 10, 20, (PAGE_CACHE, FSYNC), 1_000, 100, 15.0, 30.0, 4)
 QUICK_PLAN = MetricsPlan(QUICK, 1_000, 50, 2, 3, (PAGE_CACHE,), 100, 10, 1.0, 3.0, 2)
 
 
