@@ -3,7 +3,9 @@
 import asyncio
 import os
 import random
+import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -825,8 +827,11 @@ def test_a_full_disk_refuses_commits_until_there_is_space(server: PostgresServer
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    where = tmp_path / "small"
+def small_disk() -> Iterator[Path]:
+    # The user of the server may not enter the directories of pytest.
+    parent = Path(tempfile.mkdtemp(prefix="moldau-disk-"))
+    parent.chmod(0o755)
+    where = parent / "small"
     where.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=24m,mode=1777", "none", str(where)]
     try:
@@ -835,11 +840,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("there is no mount command for a small tmpfs")
     if done.returncode != 0:
         pytest.skip(f"a small tmpfs cannot be mounted here: {done.stderr.strip()}")
-    # The user of the server may not enter the directories of pytest.
-    for directory in where.parents[:3]:
-        directory.chmod(directory.stat().st_mode | 0o011)
     yield where
     subprocess.run(["umount", "-l", str(where)], check=True)
+    shutil.rmtree(parent)
 
 
 def test_a_disk_that_is_really_full_loses_nothing(schema: str, small_disk: Path) -> None:
