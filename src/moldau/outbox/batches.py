@@ -185,7 +185,7 @@ class OutboxBatches:
         return self._sent_token
 
     def _reset_start(self) -> None:
-        """Looks at the whole table from time to time, for rows that somebody has inserted with an old id."""
+        """Looks at the whole table from time to time, for rows that were inserted with an old id."""
         now_s = asyncio.get_running_loop().time()
         if now_s - self._whole_scan_s > WHOLE_SCAN_S:
             self._whole_scan_s = now_s

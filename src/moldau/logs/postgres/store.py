@@ -29,7 +29,7 @@ UNCOMMITTED_BYTES_MAX = 64 * 1024 * 1024
 COMMIT_BYTES_MAX = 16 * 1024 * 1024
 """How much one transaction writes, so that it does not delay the next one for long."""
 COMMIT_DELAY_S = 0.2
-"""How long batches stay uncommitted at most if nobody flushes them, as with write.caching."""
+"""How long batches stay uncommitted at most without a flush, as with write.caching."""
 SLOW_COMMIT_MS = 2_000
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3

@@ -17,7 +17,7 @@ RECORDS_MAX = 1000
 async def create_views(cursor: psycopg.AsyncCursor[Any], schema: str) -> None:
     """Creates or replaces the views, unless they are up to date. The tables of the schema exist.
 
-    A view cannot be replaced while somebody queries it, so replacing it at each start could block the node.
+    A view cannot be replaced while a query uses it, so replacing it at each start could block the node.
     """
     quoted = '"' + schema.replace('"', '""') + '"'
     statements = Template(_VIEWS).substitute(schema=quoted, records_max=RECORDS_MAX, **_VARINT_READERS)
@@ -97,7 +97,7 @@ returns table (
 language plpgsql immutable strict rows 100 as $$$$
 #variable_conflict use_variable
 declare
-    -- A copy, because each access to a value in TOAST would fetch it anew.
+    -- A copy, because each access to a value in TOAST would fetch it again.
     bytes bytea := substring(batch from 1);
     batch_size integer := length(bytes);
     "position" integer := 61;
