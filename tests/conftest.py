@@ -80,6 +80,13 @@ def against_kafka() -> bool:
 
 
 @pytest.fixture(scope="session")
+def only_files() -> None:
+    """For tests of segments and other files, which a node on Postgres does not have."""
+    if STORE == "postgres":
+        pytest.skip("needs files; MOLDAU_TEST_STORE names another store")
+
+
+@pytest.fixture(scope="session")
 def only_moldau() -> None:
     """For tests that start, stop or inspect a Moldau process."""
     if EXTERNAL:

@@ -13,7 +13,7 @@ from support.wire import METADATA, WireClient, batch, end_offset, fetch, produce
 
 DISK_BYTES = 24 << 20
 STORAGE_ERROR = 56
-pytestmark = pytest.mark.usefixtures("only_moldau")
+pytestmark = pytest.mark.usefixtures("only_moldau", "only_files")
 
 
 @pytest.fixture

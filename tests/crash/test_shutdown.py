@@ -19,6 +19,7 @@ CLEAN = ".kafka_cleanshutdown"
 pytestmark = pytest.mark.usefixtures("only_moldau")
 
 
+@pytest.mark.usefixtures("only_files")
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT], ids=lambda by: by.name)
 def test_a_node_shuts_down_cleanly_on_a_signal(tmp_path: Path, by: signal.Signals) -> None:
     with BrokerProcess(tmp_path / "data") as served:
@@ -40,6 +41,7 @@ def flip_last_byte(log: Path) -> None:
     log.write_bytes(data)
 
 
+@pytest.mark.usefixtures("only_files")
 def test_a_clean_start_does_not_scan_the_logs(tmp_path: Path) -> None:
     """Corruption that only a scan would find goes unnoticed, which shows that a clean start does not scan."""
     with BrokerProcess(tmp_path / "data") as served:
@@ -54,6 +56,7 @@ def test_a_clean_start_does_not_scan_the_logs(tmp_path: Path) -> None:
             assert end_offset(wire, topic) == 2
 
 
+@pytest.mark.usefixtures("only_files")
 def test_a_torn_tail_is_truncated_after_a_crash(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as served:
         topic = Topics(served.bootstrap).create()
@@ -146,6 +149,7 @@ def test_port_zero_picks_a_free_port_and_logs_it(tmp_path: Path) -> None:
             assert f"{broker['host']}:{broker['port']}" == served.bootstrap
 
 
+@pytest.mark.usefixtures("only_files")
 def test_the_logs_of_a_clean_run_pass_verification(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as served:
         topic = Topics(served.bootstrap).create()

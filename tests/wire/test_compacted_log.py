@@ -25,6 +25,9 @@ from support.wire import (
     wait_until,
 )
 
+# The newest segment of a log in files is not compacted.
+pytestmark = pytest.mark.usefixtures("only_files")
+
 KEYS = 5
 RECORDS = 60
 VALUE = b"x" * 100_000

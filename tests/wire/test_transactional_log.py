@@ -434,6 +434,7 @@ def test_producers_of_a_partition_that_does_not_exist(client: WireClient, topic:
 # Restarts
 
 
+@pytest.mark.usefixtures("only_files")
 @pytest.mark.parametrize("how", ["kill", "stop"])
 def test_transactions_survive_a_restart(start_node: StartNode, how: str) -> None:
     own_node = start_node({})

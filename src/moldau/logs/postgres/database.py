@@ -583,8 +583,8 @@ class Database:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a transaction is in progress."""
-        return self._lock.locked()
+        """Whether a transaction is in progress, or work with one."""
+        return self._lock.locked() or bool(self._running)
 
     def abort(self) -> None:
         """Lets all work fail, also the work that waits for the server on an open connection."""
