@@ -8,6 +8,7 @@ import argparse
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -311,6 +312,17 @@ PROOFS_ALL = [
         {"MOLDAU_OUTBOX_KILLS": "50"},
         sample="3 kills",
     ),
+    *(
+        Proof(
+            f"postgres-clients-{version}",
+            "The tests of clients and of requests on the wire, with a node that keeps everything in Postgres "
+            f"{version}, except tests of segments.",
+            ("-m", "pytest", "tests/clients", "tests/wire", "-m", "not slow", "-n", "2", "--dist", "loadfile"),
+            {"MOLDAU_TEST_STORE": "postgres", "MOLDAU_TEST_POSTGRES": version},
+            sample="the stories of groups, SQL, and kcat",
+        )
+        for version in ("15", "18")
+    ),
     Proof(
         "postgres-kills",
         "A node with its state in Postgres under load from acks=all producers, a transactional producer and committed "
@@ -487,7 +499,7 @@ def write_proof(proof: Proof, held: bool, seconds: float, shown: list[str]) -> N
         proof.claim,
         "",
         f"- Result: {'holds' if held else 'does not hold'}",
-        f"- Command: `{variables}python {' '.join(proof.command)}`" + (" (must fail)" if proof.must_fail else ""),
+        f"- Command: `{variables}python {shlex.join(proof.command)}`" + (" (must fail)" if proof.must_fail else ""),
         f"- Commit: {commit()}",
         f"- Took {seconds:.0f} s on {os.cpu_count()} cores, Python {platform.python_version()}",
         "",
