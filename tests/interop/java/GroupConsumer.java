@@ -74,8 +74,9 @@ final class GroupConsumer implements ConsumerRebalanceListener {
     Object perform(JsonNode command) throws Exception {
         switch (command.get("do").asText()) {
             case "stall":
-                stalled = new CountDownLatch(1);
                 return soon(() -> {
+                    // Set in the polling thread: set earlier, that thread could wait before it runs this task.
+                    stalled = new CountDownLatch(1);
                     report("stalled", Map.of());
                     return null;
                 }).get();
