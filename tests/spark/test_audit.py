@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
@@ -120,6 +121,24 @@ def test_a_flipped_byte_and_a_truncated_file_are_found_and_the_rest_is_equal(
     assert equal.is_equal
     assert equal.units > 20
     assert (by_key.is_equal, by_key.units) == (True, 40)
+
+
+def test_the_source_reads_a_named_replica(spark: SparkSession, cluster: BrokerProcessCluster) -> None:
+    topic = AuditedTopic(cluster, "named")
+
+    def count(node_id: int) -> int:
+        options = {"kafka.bootstrap.servers": cluster.bootstrap, "subscribe": topic.name, "replica": str(node_id)}
+        found: int = spark.read.format("moldau").options(**options).load().select("value").distinct().count()
+        return found
+
+    assert [count(node_id) for node_id in cluster.nodes] == [1_200] * 3
+    damaged, intact = topic.followers()
+    position, offset = last_byte_of_batch(topic.segments(damaged)[0], 3)
+    flip_byte(topic.segments(damaged)[0], position)
+
+    with pytest.raises(PySparkException, match=f"named-0 could not be read from broker {damaged} at offset {offset}"):
+        count(damaged)
+    assert count(intact) == 1_200
 
 
 @pytest.mark.slow

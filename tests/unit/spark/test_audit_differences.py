@@ -10,7 +10,7 @@ from moldau.spark.audit.batch_difference import describe_difference
 from moldau.spark.audit.findings import Difference, partition_results
 from moldau.spark.audit.groups import BATCH, RECORD, START, STOP, Group, ReplicaValue
 from moldau.spark.audit.plan import PlannedPartition
-from moldau.spark.audit.replica_reader import ReplicaReadError, stored_batches
+from moldau.spark.source.replica_reader import ReplicaReadError, stored_batches
 
 ORDERS = TopicPartition("orders", 0)
 LEADER, SECOND, THIRD = 1, 2, 3

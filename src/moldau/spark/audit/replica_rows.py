@@ -15,9 +15,9 @@ from moldau.columnar.decode import to_arrow_batches
 from moldau.errors import MoldauError
 from moldau.spark.audit.groups import BATCH, RECORD, START, STOP
 from moldau.spark.audit.plan import PlannedPartition
-from moldau.spark.audit.replica_reader import ReplicaReader, ReplicaReadError, stored_batches
 from moldau.spark.errors import user_facing_errors
 from moldau.spark.loop_thread import event_loop_thread
+from moldau.spark.source.replica_reader import ReplicaReader, ReplicaReadError, stored_batches
 from moldau.wire.codec import Message
 
 CHECKSUM = "the checksum of the batch is wrong"

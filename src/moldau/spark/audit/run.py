@@ -12,9 +12,9 @@ from moldau.spark.audit.comparison import ReplicaComparison
 from moldau.spark.audit.findings import Difference, PartitionResult, partition_results
 from moldau.spark.audit.groups import Group
 from moldau.spark.audit.plan import PlannedPartition, last_stable_offsets, log_starts, plan_audit
-from moldau.spark.audit.replica_reader import ReplicaReader, ReplicaReadError
 from moldau.spark.errors import user_facing_errors
 from moldau.spark.loop_thread import event_loop_thread
+from moldau.spark.source.replica_reader import ReplicaReader, ReplicaReadError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

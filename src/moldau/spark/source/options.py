@@ -31,6 +31,7 @@ OTHERS = """
     startingTimestamp startingOffsetsByTimestamp startingOffsets startingOffsetsByTimestampStrategy failOnDataLoss
     includeHeaders minPartitions maxRecordsPerPartition maxOffsetsPerTrigger minOffsetsPerTrigger maxTriggerDelay
     groupIdPrefix publishOffsets fetchOffset.numRetries fetchOffset.retryIntervalMs kafkaConsumer.pollTimeoutMs
+    replica
     """
 NAMES = (*STRATEGIES, *ENDINGS, *OTHERS.split())
 OWN_TOPICS = ("moldau.metrics", "moldau.pipelines")
@@ -92,6 +93,8 @@ class FetchOptions:
     partition_max_bytes: int = 4 * 1024 * 1024
     max_bytes: int = 16 * 1024 * 1024
     timeout_ms: int = READ_TIMEOUT_MS
+    replica: int | None = None
+    """The id of the broker whose replicas are read; None to read from leaders."""
 
 
 @dataclass(frozen=True)
@@ -263,4 +266,5 @@ def _fetch_options(own: OptionReader, kafka: OptionReader) -> FetchOptions:
         partition_max_bytes=kafka.integer("max.partition.fetch.bytes", 1, defaults.partition_max_bytes),
         max_bytes=kafka.integer("fetch.max.bytes", 1, defaults.max_bytes),
         timeout_ms=own.integer("kafkaConsumer.pollTimeoutMs", 1, defaults.timeout_ms),
+        replica=own.optional_integer("replica", 0),
     )

@@ -108,6 +108,21 @@ class PartitionCatalog:
             )
         return partitions
 
+    async def check_replica(self, partitions: Iterable[TopicPartition]) -> None:
+        """Raises OptionError if the broker of the option `replica` has no replica of one of the partitions."""
+        broker = self._options.fetch_options.replica
+        if broker is None:
+            return
+        cluster = await self.cluster()
+        for partition in partitions:
+            known = cluster.partition_info(partition)
+            if known is not None and broker not in known.replicas:
+                brokers = ", ".join(str(each) for each in sorted(known.replicas))
+                raise OptionError(
+                    f"replica is {broker}, and {partition} at {self._options.bootstrap} has no replica there, but on "
+                    f"the brokers {brokers}"
+                )
+
     async def earliest_offsets(self, partitions: Iterable[TopicPartition]) -> Offsets:
         """Returns the earliest offsets. Omits partitions that were deleted in the meantime."""
         return await self._list_offsets(dict.fromkeys(partitions, EARLIEST))

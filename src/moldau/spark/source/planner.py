@@ -20,6 +20,7 @@ async def plan_batch(options: SourceOptions) -> list[OffsetRange]:
     """Returns the ranges that a batch query reads, one per partition."""
     with closing(PartitionCatalog(options, is_stream=False)) as catalog:
         partitions = await catalog.require_partitions()
+        await catalog.check_replica(partitions)
         starts, ends, logs = await asyncio.gather(
             catalog.resolve("starting", options.starting, partitions),
             catalog.resolve("ending", options.ending, partitions),
@@ -169,6 +170,7 @@ class StreamPlanner:
         resumed = start.resume_offsets(StreamPosition(existing, end.topic_ids))
         new = [each for each in existing if each not in resumed]
         self._log_starts |= await self._catalog.earliest_offsets(each for each in new if each not in self._log_starts)
+        await self._catalog.check_replica(existing)
         starts = {**{each: self._log_starts.get(each, existing[each]) for each in new}, **resumed}
         known_topics = {partition.topic for partition in resumed}
         for partition in sorted(new):

@@ -20,6 +20,7 @@ from moldau.spark.source.columns import SourceColumn
 from moldau.spark.source.data_loss import report_data_loss
 from moldau.spark.source.offset_ranges import OffsetRange
 from moldau.spark.source.options import SourceOptions
+from moldau.spark.source.replica_range_reader import ReplicaRangeReader
 
 ARROW_BYTES = 8 * 1024 * 1024
 """Approximate size of an Arrow batch for Spark."""
@@ -43,7 +44,8 @@ def read_range(
     """Yields the records of the range as Arrow batches."""
     names = [column.name for column in columns]
     target = to_arrow_schema(schema, timezone="UTC")
-    reader = RangeReader(offset_range, options)
+    is_replica_named = options.fetch_options.replica is not None
+    reader = ReplicaRangeReader(offset_range, options) if is_replica_named else RangeReader(offset_range, options)
     thread = event_loop_thread()
     try:
         while (fetched := thread.run(reader.next())) is not None:
@@ -84,7 +86,7 @@ def to_spark_batch(
 
 
 class RangeReader:
-    """Reads one range. Runs in the event loop thread."""
+    """Reads one range from the leader of its partition. Runs in the event loop thread."""
 
     def __init__(self, offset_range: OffsetRange, options: SourceOptions) -> None:
         self._range = offset_range

@@ -110,6 +110,24 @@ def test_a_missing_partition_is_named(written: LogWriter) -> None:
         planned(written, assign=json.dumps({topic: [0, 7]}))
 
 
+def test_a_broker_without_a_replica_is_refused(written: LogWriter) -> None:
+    topic = written.create()
+    refusal = f"replica is 7, and {topic}-0 at {written.bootstrap} has no replica there, but on the brokers 1"
+    with pytest.raises(OptionError, match=refusal):
+        planned(written, subscribe=topic, replica="7")
+    assert len(planned(written, subscribe=topic, replica="1")) == 1
+
+
+def test_a_stream_from_a_broker_without_a_replica_is_refused(written: LogWriter) -> None:
+    topic = written.create()
+    planner = StreamPlanner(parsed(written, is_stream=True, subscribe=topic, replica="7"))
+    thread = event_loop_thread()
+    position = thread.run(planner.initial_position())
+    with pytest.raises(OptionError, match=f"{topic}-0 .* has no replica there"):
+        thread.run(planner.ranges(position, position))
+    thread.run(planner.stop())
+
+
 def test_a_batch_between_offsets(written: LogWriter) -> None:
     topic = written.create(partitions=2)
     written.spread(topic, {0: 10, 1: 10})

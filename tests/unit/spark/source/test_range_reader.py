@@ -421,6 +421,72 @@ def test_a_topic_deleted_before_a_read_is_data_loss(written: LogWriter) -> None:
     assert offsets(written.bootstrap, "gone", 0, 3, failOnDataLoss="false") == []
 
 
+# A named replica
+
+
+@pytest.fixture(params=["leader", "named replica"])
+def where(request: pytest.FixtureRequest) -> dict[str, str]:
+    """The options of a read from the leader, and from the same broker as a named replica."""
+    return {} if request.param == "leader" else {"replica": "1"}
+
+
+def test_a_range_is_read_in_small_fetches(written: LogWriter, where: dict[str, str]) -> None:
+    topic = written.create()
+    written.send(topic, range(300), batch_size=200)
+    small = {"kafka__max__partition__fetch__bytes": "1", **where}
+    assert offsets(written.bootstrap, topic, 13, 277, **small) == list(range(13, 277))
+
+
+def test_gaps_of_compaction_are_skipped(broker: Broker, written: LogWriter, where: dict[str, str]) -> None:
+    topic = written.create(cleanup_policy="compact", min_cleanable_dirty_ratio="0")
+    written.send(topic, [ProducedRecord(b"v", key=b"k%d" % (number % 3)) for number in range(30)], batch_size=100)
+    written.send(topic, [ProducedRecord(b"last", key=b"other")])
+    compact(broker)
+    assert offsets(written.bootstrap, topic, 0, 31, **where) == [27, 28, 29, 30]
+    assert offsets(written.bootstrap, topic, 0, 20, **where) == []
+
+
+def test_a_named_replica_hides_aborted_transactions(scripted: Any) -> None:
+    log = Log(
+        (0, 0, transactional(0, "aborted", producer_id=1)),
+        (1, 1, marker(1, producer_id=1, is_commit=False)),
+        (2, 2, batch(2, "plain")),
+        aborted=[{"producer_id": 1, "first_offset": 0}],
+        end=3,
+    )
+    broker = scripted(log.fetch)
+    assert offsets(broker.bootstrap, "t", 0, 3, replica="7", kafka__isolation__level="read_committed") == [2]
+    assert offsets(broker.bootstrap, "t", 0, 3, replica="7") == [0, 2]
+
+
+def test_records_before_the_log_start_of_a_named_replica_are_data_loss(written: LogWriter) -> None:
+    topic = written.create()
+    written.spread(topic, {0: 10})
+    written.delete_records(topic, 6)
+    with pytest.raises(DataLossError, match=f"{topic}-0 on broker 1 .* from offset 2 to 10, but its log starts at 6"):
+        rows(written.bootstrap, topic, 2, 10, replica="1")
+    lenient = {"replica": "1", "failOnDataLoss": "false"}
+    assert offsets(written.bootstrap, topic, 2, 10, **lenient) == [6, 7, 8, 9]
+    assert offsets(written.bootstrap, topic, 2, 5, **lenient) == []
+
+
+def test_records_before_a_damaged_batch_of_a_named_replica_are_read(scripted: Any) -> None:
+    damaged = bytearray(batch(2, "c"))
+    damaged[-1] ^= 0xFF
+    broker = scripted(Log((0, 1, batch(0, "a", "b")), (2, 2, bytes(damaged)), end=3).fetch)
+    read = reading(broker.bootstrap, "t", 0, 3, replica="7")
+    assert next(read).column("offset").to_pylist() == [0, 1]
+    with pytest.raises(SparkSourceError, match="t-0 could not be read from broker 7 at offset 2: CORRUPT_MESSAGE"):
+        next(read)
+
+
+def test_a_named_replica_that_does_not_reach_the_end_is_reported(written: LogWriter) -> None:
+    topic = written.create()
+    written.spread(topic, {0: 3})
+    with pytest.raises(SparkSourceError, match=f"{topic}-0 .* from broker 1 at offset 3: it has no records"):
+        rows(written.bootstrap, topic, 0, 9, replica="1", kafkaConsumer__pollTimeoutMs="200")
+
+
 # Failing brokers
 
 

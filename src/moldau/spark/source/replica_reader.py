@@ -52,6 +52,7 @@ class ReplicaReader:
         end: int,
         *,
         read_committed: bool = False,
+        fetch_bytes: int = FETCH_BYTES,
         stall_timeout_ms: int,
     ) -> None:
         """`stall_timeout_ms` limits how long the replica may make no progress."""
@@ -65,7 +66,7 @@ class ReplicaReader:
         self._stall_timeout_s = stall_timeout_ms / 1000
         self._deadline_s = 0.0
         self._readable_end = -1
-        self._bytes_max = FETCH_BYTES
+        self._bytes_max = fetch_bytes
         self._storage_errors = 0
         self._empty_responses = 0
 
