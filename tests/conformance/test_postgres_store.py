@@ -24,7 +24,7 @@ from moldau.logs.postgres.store import PostgresLogStore
 from moldau.logs.store import Log, LogName, StoreUnavailableError, is_transient
 from moldau.node.postgres_storage import PostgresStorage
 from moldau.settings.topic import TopicSettings
-from support.logs import NAME, TOPIC_ID, append, batch_at, batches_of, values_of
+from support.logs import NAME, OTHER_TOPIC_ID, TOPIC_ID, append, batch_at, batches_of, values_of
 from support.postgres import PostgresServer, find_servers
 from support.postgres_logs import (
     EVICTED_AT_ONCE,
@@ -535,6 +535,28 @@ def test_a_log_that_is_opened_during_its_deletion_is_a_new_one(schema: str) -> N
                     await asyncio.sleep(0.01)
             assert await values_of(log) == [b"new"]
         assert await values_after_restart(own.url, schema) == [b"new"]
+
+    with PostgresServer(shared_server().binaries) as own:
+        asyncio.run(body(own))
+
+
+def test_a_log_whose_name_was_created_late_for_an_earlier_topic_can_be_opened(schema: str) -> None:
+    """A topic is created, deleted and created again while the server does not respond."""
+
+    async def body(own: PostgresServer) -> None:
+        async with started(own.url, schema, patience_s=1.0) as store:
+            with own.frozen():
+                with pytest.raises(StoreUnavailableError):
+                    await open_log(store)
+                opening = asyncio.ensure_future(store.open(NAME, OTHER_TOPIC_ID, TopicSettings()))
+                await asyncio.sleep(0.2)
+            with pytest.raises(StoreUnavailableError):
+                await opening
+            log = await store.open(NAME, OTHER_TOPIC_ID, TopicSettings())
+            await append(log, b"new")
+            await log.flush()
+            assert store.list_logs() == [(NAME, OTHER_TOPIC_ID)]
+            assert query(own, schema, "select state, end_offset from log order by id") == [("stray", 0), ("live", 1)]
 
     with PostgresServer(shared_server().binaries) as own:
         asyncio.run(body(own))

@@ -115,8 +115,11 @@ class PostgresLogStore(LogStore):
             await cursor.execute(statements.CREATE_LOG, parameters)
 
         async with self.database.exclusive():
-            if self._topic_ids.get(name) != topic_id:
-                # An earlier call that took too long has not created it meanwhile.
+            # An earlier call that took too long may have ended meanwhile.
+            known = self._topic_ids.get(name)
+            if known is not None and known != topic_id:
+                raise StoreUnavailableError(f"the log {name} still exists for an earlier topic with this name")
+            if known is None:
                 await self.database.execute_exclusively(work)
                 self._topic_ids[name] = topic_id
 
