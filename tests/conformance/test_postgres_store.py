@@ -429,6 +429,24 @@ def test_a_log_that_another_program_has_changed_goes_offline_alone(newest: Postg
     asyncio.run(body())
 
 
+def test_a_flush_gets_no_error_of_a_commit_without_its_log(newest: PostgresServer, schema: str) -> None:
+    async def body() -> None:
+        async with started(newest.url, schema) as store:
+            changed, other = await open_log(store), await open_log(store, OTHER)
+            query(newest, schema, "update log set end_offset = 7 where partition = 0")
+            await append(changed, b"lost")
+            flush = asyncio.create_task(changed.flush())
+            while not store.database.is_busy:
+                await asyncio.sleep(0)
+            await append(other, b"kept")
+            await other.flush()
+            with pytest.raises(StorageError, match="another program has changed it"):
+                await flush
+            assert other.durable_offset == 1
+
+    asyncio.run(body())
+
+
 # Failover
 
 

@@ -225,8 +225,8 @@ class PostgresLogStore(LogStore):
         return None
 
     async def _write_each(self, taken: Sequence[Appends]) -> StorageError | None:
-        """Commits the appends one log at a time, and takes the logs offline whose appends Postgres refuses."""
-        last_error: StorageError | None = None
+        """Commits the appends one log at a time, and takes the logs offline whose appends Postgres refuses. That error
+        is not returned, because other logs wait for the same commit."""
         for appends in taken:
             error = await self._write([appends])
             if error is not None and (is_transient(error) or self.database.failure is not None):
@@ -234,8 +234,7 @@ class PostgresLogStore(LogStore):
             if error is not None:
                 appends.log.mark_offline(f"writing {appends.log.name} failed: {error}")
                 self._uncommitted.pop(appends.log, None)
-                last_error = error
-        return last_error if len(taken) == 1 else None
+        return None
 
     # Deletion
 
