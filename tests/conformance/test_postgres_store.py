@@ -1272,3 +1272,66 @@ def test_rows_are_deleted_in_the_background_and_after_a_crash(
 
     monkeypatch.setattr(deletion, "DELETE_ROWS", 2)
     asyncio.run(body())
+
+
+def test_a_log_that_was_closed_deletes_no_rows_of_its_successor(
+    newest: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def paused(_: deletion.RowDeletion) -> None:
+        """Deletes nothing."""
+
+    async def unavailable(*_: object) -> None:
+        raise StoreUnavailableError("Postgres is away")
+
+    async def body() -> None:
+        async with started(newest.url, schema) as store:
+            log = await open_log(store)
+            for value in (b"a", b"b", b"c"):
+                await append(log, value)
+            await log.flush()
+            with monkeypatch.context() as patch:
+                patch.setattr(deletion.RowDeletion, "_run", paused)
+                await log.advance_start_offset(2)
+                patch.setattr(database.Database, "execute_exclusively", unavailable)
+                with pytest.raises(StoreUnavailableError):
+                    await store.remove(NAME)
+            successor = await open_log(store)
+            await successor.truncate_to(0)
+            for value in (b"x", b"y", b"z"):
+                await append(successor, value)
+            await successor.flush()
+            store.deletion._task = None
+            store.deletion.add(cast(PostgresLog, successor))
+            await rows_are_deleted(store)
+            assert await values_of(successor) == [b"x", b"y", b"z"]
+        assert await values_after_restart(newest.url, schema) == [b"x", b"y", b"z"]
+
+    asyncio.run(body())
+
+
+def test_a_slow_advance_of_the_start_changes_no_deleted_log(
+    newest: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> None:
+        is_summed = asyncio.Event()
+
+        async def size_until(log: PostgresLog, offset: int) -> int:
+            await is_summed.wait()
+            return 0
+
+        async with started(newest.url, schema, patience_s=0.3) as store:
+            log = await open_log(store)
+            await append(log, b"a")
+            await append(log, b"b")
+            await log.flush()
+            monkeypatch.setattr(PostgresLog, "_size_until", size_until)
+            with pytest.raises(StoreUnavailableError):
+                await log.advance_start_offset(1)
+            await store.remove(NAME)
+            await rows_are_deleted(store)
+            is_summed.set()
+            while store.database.is_busy or store.deletion.is_running:
+                await asyncio.sleep(0.01)
+            assert query(newest, schema, "select * from producer_snapshot") == []
+
+    asyncio.run(body())

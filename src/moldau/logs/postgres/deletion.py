@@ -83,6 +83,10 @@ class RowDeletion:
         """Deletes the first rows of a log; a deleted log itself together with the last ones."""
         is_done = False
         async with self._database.exclusive():
+            if not isinstance(target, int) and target.is_closed:
+                # Another object may represent the log now, with an earlier start offset.
+                self._pending.pop(target, None)
+                return
             # A truncation may have changed them until now.
             log_id, below = (target, 2**63 - 1) if isinstance(target, int) else (target.id, target.start_offset)
             parameters = {"log": log_id, "offset": below, "rows": DELETE_ROWS, "bytes": DELETE_BYTES}

@@ -540,6 +540,8 @@ class PostgresLog(Log):
         # No commit waits for this sum over many rows, unless they change meanwhile.
         start, changes, removed = self.start_offset, self.changes, await self._size_until(offset)
         async with self._database.exclusive():
+            # The log may have been deleted or replaced during the sum.
+            self.check()
             if offset <= self.start_offset or offset > self.durable_offset:
                 # Another call or a truncation was earlier.
                 return
