@@ -1111,6 +1111,30 @@ def test_reads_of_transactions_wait_for_a_compaction_in_doubt(newest: PostgresSe
     asyncio.run(body())
 
 
+def test_a_truncation_is_not_reported_as_failed_after_its_commit(
+    newest: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> None:
+        async with PostgresProxy(newest) as proxy, started(proxy.url, schema, patience_s=0.3) as store:
+            log = await open_log(store)
+            await append(log, b"a")
+            first_size = log.size
+            await append(log, b"b")
+            await log.flush()
+            execute = store.database.execute_exclusively
+
+            async def execute_and_cut(work: database.Work) -> None:
+                await execute(work)
+                proxy.refuses = True
+                proxy.cut()
+
+            monkeypatch.setattr(store.database, "execute_exclusively", execute_and_cut)
+            await log.truncate_to(1)
+            assert (log.end_offset, log.durable_offset, log.size) == (1, 1, first_size)
+
+    asyncio.run(body())
+
+
 def test_memory_of_batches_is_bounded(newest: PostgresServer, schema: str) -> None:
     async def body() -> None:
         async with started(newest.url, schema, recent_bytes_max=100_000, uncommitted_bytes_max=50_000) as store:

@@ -182,8 +182,8 @@ class FollowerReplica:
             await self._guarded_log.guard(truncation)
         except StorageError:
             if self.log.failure is None:
-                # The log was not truncated.
-                state.high_watermark = high_watermark
+                # The log may be truncated nevertheless, if only its flush has failed.
+                state.high_watermark = min(high_watermark, self.log.end_offset)
             raise
 
     def _require_state(self, leader_epoch: int) -> PartitionFollowerState:

@@ -11,6 +11,7 @@ import pytest
 from moldau.errors import StorageError
 from moldau.logs.files.segment import LogSegment
 from moldau.logs.files.store import FileLogStore
+from moldau.logs.store import StoreUnavailableError
 from moldau.metadata.image import PartitionRegistration
 from moldau.partitions.partition import Partition
 from moldau.platform.clock import SystemClock
@@ -208,6 +209,27 @@ def test_damage_found_during_a_truncation_takes_the_log_offline(monkeypatch: pyt
         with pytest.raises(StorageError):
             await partition.follower.truncate_to_divergence(EpochEndOffset(0, 2), 2)
         assert partition.failure is not None
+
+    run(body)
+
+
+def test_the_high_watermark_is_not_above_a_log_that_is_truncated_but_not_flushed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body() -> None:
+        follower = Follower(0, 1, committed=4)
+        partition = await follower.start()
+        await partition.apply_image(PartitionRegistration(0, (LEADER, SELF), (LEADER,), LEADER, 2, 2, unclean_epoch=2))
+        truncate_to = partition.log.truncate_to
+
+        async def truncate_without_flush(offset: int) -> None:
+            await truncate_to(offset)
+            raise StoreUnavailableError("the flush of the remaining records failed")
+
+        monkeypatch.setattr(partition.log, "truncate_to", truncate_without_flush)
+        with pytest.raises(StoreUnavailableError):
+            await partition.follower.truncate_to_divergence(EpochEndOffset(0, 2), 2)
+        assert (partition.failure, partition.high_watermark, partition.log.end_offset) == (None, 2, 2)
 
     run(body)
 

@@ -438,12 +438,17 @@ class PostgresLog(Log):
             durable = min(self.durable_offset, end)
             epochs = self.epochs.text_below(durable)
             producers = await self._producers_at(end)
+            size = 0
 
             async def work(cursor: Cursor) -> None:
+                nonlocal size
                 await cursor.execute(statements.DELETE_BATCHES_FROM, self.parameters(offset=offset))
                 await cursor.execute(statements.DELETE_ABORTED_FROM, self.parameters(offset=end))
                 await cursor.execute(statements.DELETE_SNAPSHOTS_AFTER, self.parameters(offset=end))
                 await cursor.execute(statements.SET_OFFSETS, self.parameters(start=start, end=durable, epochs=epochs))
+                # In the transaction, because nothing may fail after its commit.
+                await cursor.execute(statements.SIZE_AND_END, self.parameters(start=start))
+                [(size, *_)] = await cursor.fetchall()
 
             await self._database.execute_exclusively(work)
             self.changes += 1
@@ -457,7 +462,6 @@ class PostgresLog(Log):
             self.aborted.truncate_from_end(end)
             self._new_aborted = [each for each in self._new_aborted if each.last_offset < end]
             self.producers.replace(producers)
-            [(size, *_)] = await self.query(statements.SIZE_AND_END, start=start)
             self._size = size + sum(len(each.data) for each in self._recent.overlapping(durable, OFFSET_LIMIT))
 
     async def _end_below(self, offset: int) -> int:
