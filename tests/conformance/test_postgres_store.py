@@ -344,6 +344,28 @@ def test_a_store_closes_in_time_without_its_server(newest: PostgresServer, schem
     asyncio.run(body())
 
 
+def test_an_aborted_store_closes_while_a_truncation_reads_from_a_frozen_server(schema: str) -> None:
+    async def body(own: PostgresServer) -> None:
+        store = postgres_store(own.url, schema, recent_bytes_max=0)
+        await store.start()
+        log = await open_log(store)
+        for value in (b"a", b"b"):
+            await append(log, value)
+            await log.flush()
+        await log.read(0, 100, 1)
+        with own.frozen():
+            truncation = asyncio.create_task(log.truncate_to(1))
+            await asyncio.sleep(0.1)
+            store.database.abort()
+            async with asyncio.timeout(5):
+                await store.close()
+                with pytest.raises(StorageError):
+                    await truncation
+
+    with PostgresServer(shared_server().binaries) as own:
+        asyncio.run(body(own))
+
+
 # Owners
 
 

@@ -174,6 +174,8 @@ class Database:
         self._running: set[asyncio.Task[None]] = set()
         """Work that must not stop halfway."""
         self._readers: list[Connection] = []
+        """Readers without a query."""
+        self._busy_readers: set[Connection] = set()
         self._readers_open = 0
         self._reader_freed = asyncio.Condition()
         self._is_closing = False
@@ -507,6 +509,7 @@ class Database:
             reader = None
             try:
                 reader = await self._take_reader(deadline)
+                self._busy_readers.add(reader)
                 self.check()
                 with _shut_down_at(deadline, reader):
                     async with reader.cursor(binary=True) as cursor:
@@ -526,6 +529,7 @@ class Database:
                     ) from error
             finally:
                 if reader is not None:
+                    self._busy_readers.discard(reader)
                     await self._give_reader(reader)
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, _RETRY_DELAY_S_MAX)
@@ -590,8 +594,10 @@ class Database:
         """Lets all work fail, also the work that waits for the server on an open connection."""
         self.stop_waiting()
         self.fail(f"Postgres at {self.address} did not respond while the node was stopping")
-        if self._lock.locked() and self._writer is not None and not self._writer.closed:
-            shut_down(self._writer.fileno())
+        writers = [self._writer] if self._lock.locked() and self._writer is not None else []
+        for connection in (*writers, *self._busy_readers):
+            if not connection.closed:
+                shut_down(connection.fileno())
 
     async def close(self) -> None:
         """Closes all connections, which releases the schema."""
