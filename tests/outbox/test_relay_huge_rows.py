@@ -6,7 +6,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from moldau.outbox.batches import FIELD_BYTES_MAX, OutboxBatches
+from moldau.outbox.batches import FIELD_BYTES_MAX, NextBatch, OutboxBatches
 from moldau.outbox.database import connect
 from support.outbox import RelayProcess, moldau, read_topics, wait_until
 from support.topics import unique
@@ -40,6 +40,24 @@ def test_a_huge_value_is_a_dead_letter_and_never_in_memory(outbox: str, relay: R
     assert dead[1] == (2, None)
     assert read_topics(bootstrap, (topic,)) == [{"event": 1}]
     assert "300,000,000" in moldau("outbox", "dead", outbox).stdout
+
+
+def test_headers_whose_text_is_too_long_for_postgres_are_a_dead_letter(outbox: str) -> None:
+    with psycopg.connect(outbox, autocommit=True) as connection:
+        # As text, each of these characters takes six bytes.
+        connection.execute("SELECT moldau.produce('t', 'h', '{}', jsonb_build_object('h', repeat(chr(1), 190000000)))")
+        connection.execute("SELECT moldau.produce('t', 'good', '{}')")
+
+    async def next_batch() -> NextBatch:
+        async with connect(outbox, "test") as connection:
+            batches = OutboxBatches(connection, "moldau")
+            await batches.prepare_session()
+            await batches.begin("test")
+            batch = await batches.next(10, FIELD_BYTES_MAX)
+            return batch if batch.rows else await batches.next(10, FIELD_BYTES_MAX)
+
+    assert [each.key for each in asyncio.run(next_batch()).rows] == [b"good"]
+    assert "190,000" in moldau("outbox", "dead", outbox).stdout
 
 
 @pytest.mark.parametrize("field", ["key", "value", "headers"])

@@ -20,12 +20,16 @@ from moldau.settings.postgres_keepalives import SERVER_KEEPALIVES
 FIELD_BYTES_MAX = 32 * 1024 * 1024
 """A row with a larger key or value or larger headers never reaches the relay, which could run out of memory."""
 
+# As text, one byte of a header can take six, and a text of more than 1 GB is an error. So the text of headers that are
+# large in memory is never made. Appending an empty array decompresses them.
+_HEADERS_BYTES = f"""CASE WHEN pg_column_size(headers || '[]') > {4 * FIELD_BYTES_MAX}
+    THEN pg_column_size(headers || '[]') ELSE octet_length(headers::text) END"""
 _ROW_COLUMNS = f"""topic, partition,
     CASE WHEN octet_length(key) <= {FIELD_BYTES_MAX} THEN key END,
     CASE WHEN octet_length(value) <= {FIELD_BYTES_MAX} THEN value END,
-    CASE WHEN octet_length(headers::text) <= {FIELD_BYTES_MAX} THEN headers::text END,
+    CASE WHEN {_HEADERS_BYTES} <= {FIELD_BYTES_MAX} THEN headers::text END,
     (extract(epoch FROM created_at) * 1000)::bigint,
-    greatest(octet_length(key), octet_length(value), octet_length(headers::text))"""
+    greatest(octet_length(key), octet_length(value), {_HEADERS_BYTES})"""
 
 _SESSION_SETTINGS = (
     # The plan must always follow the primary key; statistics of a queue are always outdated.
@@ -251,7 +255,7 @@ class OutboxBatches:
             LEFT JOIN (
                 SELECT *, count(*) OVER () AS visible,
                        sum(coalesce(octet_length(key), 0) + coalesce(octet_length(value), 0)
-                           + coalesce(octet_length(headers::text), 0) + 64)
+                           + coalesce({_HEADERS_BYTES}, 0) + 64)
                            OVER (ORDER BY id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS bytes_before
                 FROM (SELECT * FROM {self._schema}.outbox WHERE id >= %s ORDER BY id LIMIT %s) AS oldest
             ) AS r ON r.bytes_before IS NULL OR r.bytes_before < %s
