@@ -83,6 +83,23 @@ def test_wrong_arguments_exit_with_2(arguments: tuple[str, ...]) -> None:
     assert moldau("outbox", *arguments).returncode == 2
 
 
+@pytest.mark.parametrize(
+    ("created_at", "shown"),
+    [("4000-01-01 00:00+00 BC", "1-01-02"), ("57852-01-01 00:00+00", "9999-12-30"), ("2026-01-02 03:04+00", "2026")],
+)
+def test_dead_letters_with_times_beyond_those_of_python_are_listed(outbox: str, created_at: str, shown: str) -> None:
+    """Such as `to_timestamp` of milliseconds, which brokers may refuse."""
+    with psycopg.connect(outbox, autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO moldau.outbox_dead (id, topic, created_at, error) VALUES (1, 't', %s::timestamptz, 'refused')",
+            (created_at,),
+        )
+    for arguments in ((), ("--json",)):
+        listed = moldau("outbox", "dead", outbox, *arguments)
+        assert listed.returncode == 0, listed.stderr
+        assert shown in listed.stdout
+
+
 def test_psycopg_is_needed_only_when_the_outbox_is_used() -> None:
     program = (
         "import sys\n"

@@ -19,6 +19,7 @@ class DeadRow(NamedTuple):
     """At most the first thousand bytes."""
     value_bytes: int | None
     created_at: datetime
+    """Within the years of Python, which has fewer than Postgres."""
     error: str
     waiting: int
     """How many later rows with the same key wait."""
@@ -32,7 +33,8 @@ async def list_dead(connection: Connection, schema: str) -> list[DeadRow]:
         cursor = await execute(
             connection,
             f"""SELECT d.id, d.topic, d.partition, substr(d.key, 1, {_KEY_BYTES_MAX}),
-                octet_length(d.value), d.created_at, d.error,
+                octet_length(d.value),
+                greatest('0001-01-02 00:00+00', least('9999-12-30 00:00+00', d.created_at)), d.error,
                 (SELECT count(*) FROM {name}.outbox_dead AS w
                  WHERE w.error IS NULL AND w.topic = d.topic AND w.key = d.key)
             FROM {name}.outbox_dead AS d WHERE d.error IS NOT NULL ORDER BY d.id""",
