@@ -326,6 +326,9 @@ class _Session:
             except KafkaError as error:
                 if error.code not in _ROW_ERRORS:
                     raise
+                if error.is_retriable:
+                    # It may be the error of an earlier attempt, after which no broker has responded any more.
+                    await cluster.refresh(unknown, timeout_ms=CONNECT_TIMEOUT_MS)
                 until_s = asyncio.get_running_loop().time() + MISSING_TOPIC_S
                 for name in unknown:
                     if name in cluster.topics:

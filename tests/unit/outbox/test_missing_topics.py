@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from moldau.client.errors import ErrorCode, KafkaError
+from moldau.client.errors import ErrorCode, KafkaError, RequestTimedOutError
+from moldau.client.net.cluster import Cluster
+from moldau.outbox import relay
 from moldau.outbox.relay import _Session
 
 MISSING, STARTING, INVALID = "missing", "starting", "invalid"
@@ -24,6 +26,9 @@ class FakeCluster:
 
     def track(self, names: Any) -> None:
         assert not list(names)
+
+    async def refresh(self, names: list[str], *, timeout_ms: int) -> None:
+        """The errors stay the same."""
 
     async def wait_for_topics(self, names: list[str], *, timeout_ms: int, create: bool) -> None:
         errors = [KafkaError(self.topic_errors[name], name) for name in names]
@@ -47,3 +52,30 @@ def test_a_topic_that_may_appear_is_not_missing() -> None:
     with pytest.raises(KafkaError, match=STARTING) as caught:
         found_missing(errors)
     assert caught.value.code is ErrorCode.leader_not_available
+
+
+class SilentCluster(Cluster):
+    """Brokers that respond once, before a topic is created."""
+
+    refreshes = 0
+
+    async def refresh(self, topics: Any = None, *, timeout_ms: int | None = None, **_: Any) -> None:
+        self.refreshes += 1
+        if self.refreshes == 1:
+            self._metadata.topic_errors |= dict.fromkeys(topics, ErrorCode.unknown_topic_or_partition)
+            return
+        assert timeout_ms is not None
+        await asyncio.sleep(timeout_ms / 1000)
+        raise RequestTimedOutError("no broker returned metadata")
+
+
+def test_a_topic_is_not_missing_if_brokers_stop_responding(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body() -> None:
+        session: Any = SimpleNamespace(_cluster=SilentCluster("127.0.0.1:1"), _missing_topics={})
+        with pytest.raises(RequestTimedOutError):
+            await _Session._wait_for_topics(session, [STARTING])
+        assert session._missing_topics == {}
+
+    monkeypatch.setattr(relay, "TOPIC_TIMEOUT_MS", 200)
+    monkeypatch.setattr(relay, "CONNECT_TIMEOUT_MS", 200)
+    asyncio.run(body())
