@@ -1157,6 +1157,25 @@ def test_a_truncation_is_not_reported_as_failed_after_its_commit(
     asyncio.run(body())
 
 
+def test_a_checkpoint_that_waits_for_a_truncation_has_its_high_watermark(newest: PostgresServer, schema: str) -> None:
+    async def body() -> None:
+        async with started(newest.url, schema) as store:
+            log = await open_log(store)
+            await append(log, b"a")
+            await append(log, b"b")
+            await log.flush()
+            log.checkpointed_high_watermark = 2
+            async with store.database.exclusive():
+                truncation = asyncio.create_task(log.truncate_to(1))
+                await asyncio.sleep(0.01)
+                checkpoint = asyncio.create_task(store.checkpoint_high_watermarks())
+                await asyncio.sleep(0.01)
+            await asyncio.gather(truncation, checkpoint)
+            assert query(newest, schema, "select end_offset, high_watermark from log") == [(1, 1)]
+
+    asyncio.run(body())
+
+
 def test_memory_of_batches_is_bounded(newest: PostgresServer, schema: str) -> None:
     async def body() -> None:
         async with started(newest.url, schema, recent_bytes_max=100_000, uncommitted_bytes_max=50_000) as store:

@@ -286,21 +286,27 @@ class PostgresLogStore(LogStore):
     # Checkpoints and closing
 
     async def checkpoint_high_watermarks(self) -> None:
-        changed = [
+        changed: list[tuple[PostgresLog, int]] = []
+
+        async def work(cursor: Cursor) -> None:
+            # Looked up here, because a truncation that was earlier lowers them.
+            changed[:] = self._changed_high_watermarks()
+            await cursor.execute(
+                statements.SET_HIGH_WATERMARKS,
+                {"logs": [log_.id for log_, _ in changed], "high_watermarks": [offset for _, offset in changed]},
+            )
+
+        if self._changed_high_watermarks():
+            await self.database.transaction(work)
+            for log_, offset in changed:
+                log_.stored_high_watermark = offset
+
+    def _changed_high_watermarks(self) -> list[tuple[PostgresLog, int]]:
+        return [
             (log_, log_.checkpointed_high_watermark)
             for log_ in self._logs.values()
             if log_.checkpointed_high_watermark != log_.stored_high_watermark and not log_.is_closed
         ]
-        if not changed:
-            return
-        parameters = {"logs": [log_.id for log_, _ in changed], "high_watermarks": [offset for _, offset in changed]}
-
-        async def work(cursor: Cursor) -> None:
-            await cursor.execute(statements.SET_HIGH_WATERMARKS, parameters)
-
-        await self.database.transaction(work)
-        for log_, offset in changed:
-            log_.stored_high_watermark = offset
 
     async def close(self, broker_epoch: int = -1) -> None:
         """Closes all logs and the database. The shutdown is clean only if every log was closed cleanly."""
