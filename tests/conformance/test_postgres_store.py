@@ -288,6 +288,23 @@ def test_a_frozen_server_ends_reads_in_time(schema: str, monkeypatch: pytest.Mon
         asyncio.run(body(own, warm=0))
 
 
+def test_the_check_of_the_owner_does_not_wait_for_slow_reads(newest: PostgresServer, schema: str) -> None:
+    """Otherwise slow reads of clients would make the node give up its leadership."""
+
+    async def body() -> None:
+        async with started(newest.url, schema) as store:
+            reads = [asyncio.create_task(store.database.query("select pg_sleep(2)")) for _ in range(5)]
+            await asyncio.sleep(0.3)
+            for _ in range(2):
+                await store.database.check_owner(1.0)
+            await asyncio.gather(*reads)
+            name = f"moldau {schema} reader"
+            readers = query(newest, schema, f"select from pg_stat_activity where application_name = '{name}'")
+            assert len(readers) <= database.READERS_MAX
+
+    asyncio.run(body())
+
+
 def test_a_frozen_server_ends_transactions_in_time(schema: str) -> None:
     """They go on when the server does, since it may have executed them."""
 

@@ -480,7 +480,8 @@ class Database:
         """Asks Postgres for the owner and the last commit. Raises StorageError, and fails for good, if another process
         owns the schema or commits are lost: a node without requests would not notice."""
         known = self._commit_number
-        [(incarnation, committed)] = await self.query(_OWNER, timeout_s=timeout_s)
+        # Slow reads of clients do not mean that the server does not respond.
+        [(incarnation, committed)] = await self.query(_OWNER, timeout_s=timeout_s, readers_max=READERS_MAX + 1)
         self._check_owner(incarnation, committed, known)
 
     # Queries
@@ -491,14 +492,19 @@ class Database:
         parameters: Sequence[object] | Mapping[str, object] = (),
         *,
         timeout_s: float | None = None,
+        readers_max: int = READERS_MAX,
     ) -> list[Any]:
         """Returns the rows of a query outside of transactions. Waits for a server that is unreachable for a while;
         then raises StoreUnavailableError."""
         # Requests are started outside of a task, in which asyncio has no timeouts.
-        return await asyncio.get_running_loop().create_task(self._query(statement, parameters, timeout_s))
+        return await asyncio.get_running_loop().create_task(self._query(statement, parameters, timeout_s, readers_max))
 
     async def _query(
-        self, statement: str, parameters: Sequence[object] | Mapping[str, object], timeout_s: float | None
+        self,
+        statement: str,
+        parameters: Sequence[object] | Mapping[str, object],
+        timeout_s: float | None,
+        readers_max: int,
     ) -> list[Any]:
         loop = asyncio.get_running_loop()
         timeout_s = QUERY_TIMEOUT_S if timeout_s is None else timeout_s
@@ -508,7 +514,7 @@ class Database:
             self.check()
             reader = None
             try:
-                reader = await self._take_reader(deadline)
+                reader = await self._take_reader(deadline, readers_max)
                 self._busy_readers.add(reader)
                 self.check()
                 with _shut_down_at(deadline, reader):
@@ -534,9 +540,9 @@ class Database:
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, _RETRY_DELAY_S_MAX)
 
-    async def _take_reader(self, deadline: float) -> Connection:
+    async def _take_reader(self, deadline: float, readers_max: int) -> Connection:
         async with asyncio.timeout_at(deadline), self._reader_freed:
-            await self._reader_freed.wait_for(lambda: self._readers or self._readers_open < READERS_MAX)
+            await self._reader_freed.wait_for(lambda: self._readers or self._readers_open < readers_max)
             if self._readers:
                 return self._readers.pop()
             self._readers_open += 1
@@ -561,7 +567,7 @@ class Database:
 
     async def _give_reader(self, reader: Connection) -> None:
         is_idle = reader.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
-        if reader.closed or not is_idle or self._is_closing:
+        if reader.closed or not is_idle or self._is_closing or self._readers_open > READERS_MAX:
             # A cancelled query leaves a connection whose response was not read.
             await reader.close()
             await self._forget_reader()
