@@ -173,7 +173,13 @@ class ReplicaManager:
                 and self._node_id in topic.partitions[name.partition].replicas
             )
             if not is_known and name not in self._internal_logs and name not in self._partitions:
-                await self.store.move_to_stray(name)
+                try:
+                    await self.store.move_to_stray(name)
+                except StorageError as error:
+                    if not is_transient(error):
+                        raise
+                    # Until the next start renames it, `open` does so for another topic of this name.
+                    log.error("a stray log was not moved away", partition=str(name), reason=str(error))
 
     async def _apply_partition(self, topic: TopicImage, image: PartitionRegistration) -> Partition | None:
         """Opens, changes or deletes a replica as the image says. Returns its partition, if there is one."""

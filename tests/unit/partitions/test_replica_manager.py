@@ -362,6 +362,21 @@ def test_a_log_that_cannot_be_opened_keeps_no_files_open(tmp_path: Path, monkeyp
     run(test)
 
 
+def test_a_stray_log_that_cannot_be_moved_for_now_does_not_stop_the_broker() -> None:
+    class AwayStore(MemoryLogStore):
+        async def move_to_stray(self, name: LogName) -> None:
+            raise StoreUnavailableError("the server is away")
+
+    async def test() -> None:
+        store = AwayStore()
+        await store.open(LogName("orders", 0), ORDERS, TopicSettings())
+        table = Table(store, THIS_LIFE)
+        await table.publish(topic("payments", PAYMENTS, (1,)), incarnation=THIS_LIFE)
+        assert table.end_of("payments") == 0
+
+    run(test)
+
+
 def test_a_log_is_opened_when_the_server_of_its_store_is_back() -> None:
     class AwayStore(MemoryLogStore):
         is_away = True
