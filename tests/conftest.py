@@ -9,7 +9,9 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings as hypothesis_settings
 
+from moldau.testing import cluster as testing_cluster
 from support.broker_process import BrokerProcess, PostgresStore
+from support.ports import free_port
 from support.postgres import HOW_TO_GET_ONE, PostgresServer, find_servers
 from support.topics import Topics
 
@@ -20,6 +22,8 @@ STORE = os.environ.get("MOLDAU_TEST_STORE", "files")
 hypothesis_settings.register_profile("moldau", deadline=None)
 hypothesis_settings.load_profile("moldau")
 
+# Nothing else takes the port of a node of a cluster while the node is down.
+testing_cluster._free_ports = lambda count: {node_id: free_port() for node_id in range(1, count + 1)}
 
 # A shell that starts the tests in the background lets them ignore SIGINT, and so the processes that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

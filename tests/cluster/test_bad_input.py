@@ -9,8 +9,9 @@ from uuid import UUID
 
 import pytest
 
-from support.broker_process import BrokerProcess, free_port
+from support.broker_process import BrokerProcess
 from support.broker_process_cluster import CLUSTER_ID, BrokerProcessCluster, as_environment
+from support.ports import free_port
 from support.replica_files import batches
 from support.wire import (
     API_VERSIONS,

@@ -12,27 +12,10 @@ from pathlib import Path
 import pytest
 
 from support.broker_process import clean_environment
+from support.ports import free_ports
 
 COMMAND = [sys.executable, "-m", "moldau"]
 TIMEOUT_S = 40.0
-
-
-def free_ports(count: int) -> int:
-    """Returns the first of `count` consecutive free ports."""
-    for first in range(20_000, 60_000, 97):
-        held = []
-        try:
-            for number in range(count):
-                taken = socket.socket()
-                held.append(taken)
-                taken.bind(("127.0.0.1", first + number))
-            return first
-        except OSError:
-            continue
-        finally:
-            for taken in held:
-                taken.close()
-    raise RuntimeError("no free ports")
 
 
 class UpCommand:

@@ -10,13 +10,13 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from docs.pages import free_ports
 from moldau.testing.simulation.checkers.history import History
 from moldau.testing.simulation.checkers.records import check_records
 from support.broker_process import BrokerProcess, clean_environment
 from support.broker_process_cluster import BrokerProcessCluster
 from support.checked_producer import DEADLINE_S, check_log, idempotent_producer, produce, read_all
 from support.log_reader import all_records
+from support.ports import free_ports
 from support.postgres import PostgresServer
 from support.steady_writer import SteadyWriter
 from support.tcp_proxy import TcpProxy

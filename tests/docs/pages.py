@@ -2,7 +2,6 @@
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,22 +15,6 @@ def blocks(page: str, language: str) -> list[str]:
     """Returns the code blocks of a page in one language, in order."""
     text = (PROJECT / page).read_text()
     return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.M | re.S)
-
-
-def free_ports(count: int) -> int:
-    """Returns the first of several consecutive free ports below the ephemeral range."""
-    for first in range(21_000 + os.getpid() % 5_000, 32_000, count):
-        sockets = [socket.socket() for _ in range(count)]
-        try:
-            for number, each in enumerate(sockets):
-                each.bind(("127.0.0.1", first + number))
-            return first
-        except OSError:
-            continue
-        finally:
-            for each in sockets:
-                each.close()
-    raise RuntimeError("no free ports")
 
 
 def environment(bootstrap: str) -> dict[str, str]:

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from docs.pages import DEFAULT_BOOTSTRAP, PROJECT, TIMEOUT_S, blocks, environment, free_ports, run, run_shell
+from docs.pages import DEFAULT_BOOTSTRAP, PROJECT, TIMEOUT_S, blocks, environment, run, run_shell
 from moldau.cli.commands import GROUPS, app
 from moldau.client import Admin, Consumer, Producer, TopicPartition
 from moldau.testing import Broker
+from support.ports import free_ports
 from support.postgres import PostgresServer
 
 COMMAND = [sys.executable, "-m", "moldau"]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from moldau.client.producer.partitioner import partition_of_key
-from support.broker_process import free_port
+from support.ports import free_port
 
 CLIENT = Path(__file__).parents[2] / "client"
 TOPIC = {"topic_name": "orders", "partitions": [{"id": "orders-1", "replica_brokers": ["1", "2"]}]}

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from support.broker_process import clean_environment, free_port
+from support.broker_process import clean_environment
+from support.ports import free_port
 
 PROJECT = Path(__file__).parents[2]
 START_TIMEOUT_S = 60

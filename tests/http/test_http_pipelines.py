@@ -17,8 +17,8 @@ from moldau.pipelines.runtime.progress import Progress, QueryState, QueryStatus
 from moldau.pipelines.runtime.report_publisher import CLOSE_TIMEOUT_S, ReportPublisher
 from moldau.pipelines.runtime.state_directory import RunRecord
 from moldau.testing.cluster import Cluster
-from support.broker_process import free_port
 from support.http_v1 import HttpBroker, http_broker
+from support.ports import free_port
 
 RECORD = RunRecord(
     name="revenue",

@@ -10,9 +10,10 @@ import httpx
 import pytest
 
 from moldau.testing import Broker
-from support.broker_process import BrokerProcess, free_port
+from support.broker_process import BrokerProcess
 from support.broker_process_cluster import as_environment
 from support.http_node import HttpNode
+from support.ports import free_port
 
 VOTE = {"candidate_epoch": 1, "last_offset": 0, "last_offset_epoch": -1, "candidate_id": "3"}
 BEGIN = {"leader_epoch": 1, "leader_id": "3"}

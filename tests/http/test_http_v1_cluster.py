@@ -11,8 +11,9 @@ from moldau.http.v1.errors import status_of
 from moldau.node.meta_properties import new_cluster_id
 from moldau.platform.system import system_platform
 from moldau.testing.cluster import Cluster
-from support.broker_process import BrokerProcess, free_port
+from support.broker_process import BrokerProcess
 from support.http_v1 import consume, error_code, produce
+from support.ports import free_port
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,9 @@ import httpx
 import pytest
 
 from moldau.client.producer.partitioner import partition_of_key
-from support.broker_process import BrokerProcess, free_port
+from support.broker_process import BrokerProcess
 from support.http_cluster import METADATA_LOG, TIMEOUT_S, HttpCluster, dump_lines, health, run_commands, wait_until
+from support.ports import free_port
 
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="the checks run curl, which is not installed")
 

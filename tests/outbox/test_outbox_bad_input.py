@@ -11,8 +11,9 @@ from contextlib import contextmanager
 import psycopg
 import pytest
 
-from support.broker_process import clean_environment, free_port
+from support.broker_process import clean_environment
 from support.outbox import moldau
+from support.ports import free_port
 from support.postgres import PostgresServer
 
 COMMANDS = ("install", "status", "relay", "dead")

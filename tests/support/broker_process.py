@@ -4,24 +4,18 @@ import hashlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+from support.ports import free_port
 
 READY = "Moldau is ready on "
 """Printed when clients are served; the node listens earlier, for other nodes."""
 
 START_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 20
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
 
 
 def clean_environment() -> dict[str, str]:

@@ -10,7 +10,8 @@ from typing import Any
 
 from confluent_kafka.admin import AdminClient, ClusterMetadata, NewTopic  # type: ignore[attr-defined]
 
-from support.broker_process import BrokerProcess, free_port
+from support.broker_process import BrokerProcess
+from support.ports import free_port
 from support.wire import WireClient
 
 CLUSTER_ID = "c3lzdGVtLXVuZGVyLXRlc3Q"[:22]

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,28 +18,13 @@ from typer.testing import CliRunner
 
 from moldau.cli.log.dump import log_dump
 from support.broker_process import clean_environment
+from support.ports import free_ports
 
 PROJECT = Path(__file__).parents[2]
 CLIENT = PROJECT / "client"
 TIMEOUT_S = 60.0
 POLL_INTERVAL_S = 0.02
 METADATA_LOG = "__cluster_metadata-0"
-
-
-def free_ports(count: int) -> int:
-    """Returns the first of several consecutive free ports below the ephemeral range."""
-    for first in range(15_000 + os.getpid() % 5_000, 21_000, count):
-        sockets = [socket.socket() for _ in range(count)]
-        try:
-            for number, each in enumerate(sockets):
-                each.bind(("127.0.0.1", first + number))
-            return first
-        except OSError:
-            continue
-        finally:
-            for each in sockets:
-                each.close()
-    raise RuntimeError("no free ports")
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = TIMEOUT_S) -> Any:

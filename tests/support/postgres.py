@@ -5,7 +5,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -13,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
+
+from support.ports import free_port
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
@@ -51,19 +52,12 @@ def _major_version(directory: Path) -> str:
     return output.split()[2].split(".")[0]
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 class PostgresServer:
     """One server with the superuser `moldau` (trusted from this machine) and the database `moldau`."""
 
     def __init__(self, binaries: Path, *, settings: dict[str, str] | None = None) -> None:
         self.binaries = binaries
-        self.port = _free_port()
+        self.port = free_port()
         self.directory = Path(tempfile.mkdtemp(prefix="moldau-postgres-"))
         self._user = _unprivileged_user()
         self._settings = settings or {}

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from support.broker_process import free_port
+from support.ports import free_port
 
 TIMEOUT_S = 90.0
 POLL_INTERVAL_S = 0.2

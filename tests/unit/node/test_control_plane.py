@@ -19,7 +19,7 @@ from moldau.platform.os_disk import OsDisk
 from moldau.platform.system import system_platform
 from moldau.raft.messages import EpochEndOffset
 from moldau.settings.sources import build_settings
-from support.broker_process import free_port
+from support.ports import free_port
 
 
 def create_node(directory: Path, ports: list[int], node_id: int) -> Node:
