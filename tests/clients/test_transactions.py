@@ -10,6 +10,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from kafka import KafkaProducer
 
 from support.topics import QUIET, Topics, unique
+from support.transaction_wire import last_stable_offset
+from support.wire import WireClient, end_offset, wait_until
 
 TIMEOUT_S = 20.0
 TRANSACTIONS = 12
@@ -27,7 +29,14 @@ def is_committed(number: int) -> bool:
 
 
 def read(bootstrap: str, topic: str, isolation: str) -> list[bytes]:
-    """Reads all partitions to their ends."""
+    """Reads all partitions to their ends. The markers of the last transaction may be written only meanwhile, and until
+    then its records are behind what readers with read_committed take for the end."""
+    with WireClient(bootstrap) as wire:
+        for index in range(PARTITIONS):
+            wait_until(
+                lambda: last_stable_offset(wire, topic, index) == end_offset(wire, topic, index),  # noqa: B023
+                "the last transaction is complete",
+            )
     settings = {
         "bootstrap.servers": bootstrap,
         "group.id": "unused",

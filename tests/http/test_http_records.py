@@ -8,6 +8,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource
 
 from support.http_node import HttpNode
+from support.wire import WireClient, end_offset
 
 pytestmark = pytest.mark.clients
 
@@ -28,6 +29,14 @@ def read_with_kafka(node: HttpNode, topic: str, partition: int, count: int) -> l
         return records
     finally:
         consumer.close()
+
+
+def wait_for_end_offset(node: HttpNode, topic: str, offset: int) -> None:
+    """Waits for the marker of a transaction, which the coordinator writes after its response to the producer."""
+    deadline_s = time.monotonic() + 60
+    with WireClient(node.bootstrap) as wire:
+        while end_offset(wire, topic) < offset:
+            assert time.monotonic() < deadline_s
 
 
 def test_records_produced_over_http_are_read_by_a_kafka_client(node: HttpNode) -> None:
@@ -197,6 +206,7 @@ def test_a_long_aborted_transaction_is_skipped(node: HttpNode) -> None:
         producer.produce("aborted", bytes(900_000), partition=0)
     producer.flush()
     producer.abort_transaction()
+    wait_for_end_offset(node, "aborted", 21)
     node.produce("aborted-1", "after")
     first: Any = node.consume("aborted-1")
     assert first["records"] == []

@@ -205,6 +205,11 @@ def test_read_committed_hides_aborted_records(broker: HttpBroker) -> None:
         producer.flush(30)
         producer.abort_transaction() if outcome == "aborted" else producer.commit_transaction()
 
+    # The coordinator writes the marker after its response to the producer.
+    deadline = time.monotonic() + 60
+    while consume(broker.api, "aborted", offset="latest", wait_ms=0)["next_offset"] < 4:
+        assert time.monotonic() < deadline
+
     def values(isolation_level: str) -> list[str]:
         consumed = consume(broker.api, "aborted", isolation_level=isolation_level, format="text")
         assert consumed["next_offset"] == 4

@@ -16,6 +16,8 @@ import psycopg
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from support.broker_process import clean_environment
+from support.transaction_wire import last_stable_offset
+from support.wire import WireClient, end_offset
 
 TOPICS = ("orders", "payments")
 KEYS = 12
@@ -229,9 +231,15 @@ def read_topics(bootstrap: str, topics: tuple[str, ...] = TOPICS) -> list[dict[s
     try:
         found = consumer.list_topics(timeout=DEADLINE_S).topics
         partitions = [TopicPartition(each, number, 0) for each in topics for number in found[each].partitions]
+        deadline = time.monotonic() + DEADLINE_S
+        with WireClient(bootstrap) as wire:
+            # The markers of the last transaction may be written only now. Before, its records are behind the end.
+            for each in partitions:
+                where = (wire, each.topic, each.partition)
+                while last_stable_offset(*where) != end_offset(*where):
+                    assert time.monotonic() < deadline, "a transaction is open"
         consumer.assign(partitions)
         values, ended = [], 0
-        deadline = time.monotonic() + DEADLINE_S
         while ended < len(partitions):
             assert time.monotonic() < deadline, "the topics could not be read"
             message = consumer.poll(1.0)
