@@ -586,6 +586,9 @@ def test_members_are_described_and_removed(bootstrap: str) -> None:
                     "group.instance.id": "static-1",
                     "client.id": "someone",
                     "partition.assignment.strategy": "range",
+                    # Its heartbeats would tell it that it was removed, and it would join again.
+                    "session.timeout.ms": 60_000,
+                    "heartbeat.interval.ms": 50_000,
                     "log_level": 0,
                 }
             )

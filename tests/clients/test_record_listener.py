@@ -463,7 +463,7 @@ def test_the_consumer_stays_in_its_group_during_retries(broker: Broker) -> None:
             topic.handle(record)
 
         # The retries take longer than the interval in which the consumer must poll.
-        async with topic.consumer(max_poll_interval_ms=400, heartbeat_interval_ms=50) as consumer:
+        async with topic.consumer(max_poll_interval_ms=2_000, heartbeat_interval_ms=50) as consumer:
             generations: set[int] = set()
 
             def handle_in_generation(record: ConsumerRecord) -> None:
@@ -473,7 +473,7 @@ def test_the_consumer_stays_in_its_group_during_retries(broker: Broker) -> None:
                     listener.stop()
 
             listener = RecordListener(
-                consumer, [topic.name], handle_in_generation, commit_interval_ms=20, retries=4, retry_delay_ms=150
+                consumer, [topic.name], handle_in_generation, commit_interval_ms=20, retries=4, retry_delay_ms=700
             )
             await listener.run()
         assert topic.handled == list(range(10))

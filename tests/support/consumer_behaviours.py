@@ -422,7 +422,7 @@ async def a_duplicate_instance_id_is_fenced(fixture: ConsumerFixture) -> None:
 async def a_member_that_does_not_poll_leaves_the_group(fixture: ConsumerFixture) -> None:
     topic = fixture.topics.create(2)
     group = unique("group")
-    async with fixture.member(group, topic) as one, fixture.member(group, topic, max_poll_interval_ms=1_000) as two:
+    async with fixture.member(group, topic) as one, fixture.member(group, topic, max_poll_interval_ms=3_000) as two:
         await one.until(shared([one, two], topic, 2))
         had = two.consumer.assignment
         await two.pause()

@@ -153,7 +153,8 @@ def test_a_member_that_falls_silent_is_removed(
         "bootstrap.servers": group.bootstrap,
         "group.id": group.id,
         "client.id": "doomed",
-        "session.timeout.ms": short_session_ms,
+        # Long enough to be described after the kill.
+        "session.timeout.ms": 4 * short_session_ms,
         "heartbeat.interval.ms": HEARTBEAT_MS,
         "partition.assignment.strategy": "range",
         **QUIET,

@@ -175,7 +175,7 @@ def test_a_cooperative_member_keeps_what_stays_its_own_through_a_rebalance(
     kept = first.assignment
     revoked = frozenset[Partition]().union(*first.told("revoked"))
     assert revoked == everything - kept, "what stayed was revoked in between"
-    assert second.told("revoked") in ([], [frozenset()])
+    assert not frozenset[Partition]().union(*second.told("revoked"))
     receive([first, second], send(bootstrap, everything, 3))
     second.close()
     share([first], everything)
@@ -191,8 +191,12 @@ def test_an_eager_member_gives_up_everything_before_it_is_assigned_again(topics:
     second = group.member(topic)
     share([first, second], everything)
     told = [event for event in first.events if event.partitions]
-    assert [event.kind for event in told] == ["assigned", "revoked", "assigned"]
-    assert [event.partitions for event in told] == [everything, everything, first.assignment]
+    # On a busy machine, kafka-python joins again, which is one more rebalance.
+    assert [event.kind for event in told] == [*["assigned", "revoked"] * (len(told) // 2), "assigned"]
+    assert len(told) > 1
+    for assigned, revoked in zip(told[::2], told[1::2], strict=False):
+        assert revoked.partitions == assigned.partitions
+    assert (told[0].partitions, told[-1].partitions) == (everything, first.assignment)
 
 
 # What is subscribed to
