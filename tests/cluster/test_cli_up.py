@@ -15,7 +15,7 @@ from support.broker_process import clean_environment
 from support.ports import free_ports
 
 COMMAND = [sys.executable, "-m", "moldau"]
-TIMEOUT_S = 40.0
+TIMEOUT_S = 60.0
 
 
 class UpCommand:
@@ -54,8 +54,12 @@ def is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
     # A zombie is not alive.
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return state.rpartition(")")[2].split()[0] != "Z"
 
 
 def wait_gone(*pids: int) -> None:
@@ -139,7 +143,7 @@ def test_nodes_end_when_their_command_is_killed(directory: Path) -> None:
 def test_a_cluster_can_be_stopped_while_it_starts(directory: Path) -> None:
     up = UpCommand(directory, "--nodes", "3", "--port", str(free_ports(3)))
     deadline = time.monotonic() + TIMEOUT_S
-    while len(list(directory.glob("node-*/pid"))) < 3:
+    while sum(file.read_text().endswith("\n") for file in directory.glob("node-*/pid")) < 3:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     pids = [up.pid(node_id) for node_id in (1, 2, 3)]

@@ -55,9 +55,13 @@ class MetadataReader(threading.Thread):
         self.answers: list[Answer] = []
 
     def run(self) -> None:
-        end = time.monotonic() + OBSERVED_S
-        while time.monotonic() < end:
+        """Reads for a while, and longer if a partition has no leader yet."""
+        start = time.monotonic()
+        observed_s = OBSERVED_S
+        while time.monotonic() - start < observed_s:
             self.answers.append(self.read())
+            is_recovered = all(code == 0 for _, code in self.answers[-1].leaders)
+            observed_s = OBSERVED_S if is_recovered else TIMEOUT_S
         self._wire.close()
 
     def read(self) -> Answer:
@@ -78,7 +82,7 @@ def observe_kill(cluster: BrokerProcessCluster, topic: str, victim: int) -> Sequ
     for reader in readers:
         reader.start()
     for reader in readers:
-        reader.join(TIMEOUT_S)
+        reader.join()
     return readers
 
 

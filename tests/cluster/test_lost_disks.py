@@ -106,9 +106,13 @@ def test_a_partition_whose_last_in_sync_replica_lost_its_disk_needs_an_unclean_e
     cluster.start(other)
     replace_disk(cluster, last)
     cluster.start(last)
-    assert (cluster.leader_of("orders"), cluster.isr("orders")) == (-1, [])
-    output = "".join(cluster.nodes[node_id].output() for node_id in (other, bystander))
-    assert "partitions have an empty ISR" in output
+    cluster.wait_until(
+        lambda: (cluster.leader_of("orders"), cluster.isr("orders")) == (-1, []), "no in-sync replica is left"
+    )
+    cluster.wait_until(
+        lambda: any("partitions have an empty ISR" in cluster.nodes[each].output() for each in (other, bystander)),
+        "a warning is in the log",
+    )
     status = moldau(cluster, "cluster", "status")
     assert "1 without an in-sync replica: orders-0" in status
 

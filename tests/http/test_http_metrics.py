@@ -1,6 +1,7 @@
 """`/metrics`: known loads give known values, each series comes from one node, and Prometheus' parser reads all."""
 
 import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -191,7 +192,7 @@ def test_the_lag_of_a_group_is_in_the_second_scrape(broker: Broker) -> None:
     assert value(series, "kafka_consumergroup_members", consumergroup="late") == 0
     assert value(series, "moldau_consumergroup_state", state="ok", **labels) == 1
     lag_s = value(series, "kafka_consumergroup_group_lag_seconds", group="late", topic="orders", partition="1")
-    assert 0 < lag_s < 60
+    assert 0 < lag_s < 600
     assert value(series, "kafka_consumergroup_group_max_lag_seconds", group="late") == lag_s
 
 
@@ -219,7 +220,10 @@ def test_failed_requests_are_counted_and_errors_of_clients_are_not(broker: Broke
 def test_a_client_that_does_not_read_its_metrics_is_disconnected(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    rendered = threading.Event()
+
     async def render(*_: object) -> list[bytes]:
+        rendered.set()
         return [b"x" * 30_000_000]
 
     monkeypatch.setattr("moldau.http.context.render_metrics", render)
@@ -229,7 +233,7 @@ def test_a_client_that_does_not_read_its_metrics_is_disconnected(
     assert http is not None
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
-        wait_for(lambda: http._connection_count == 1)
+        assert rendered.wait(60)
         wait_for(lambda: http._connection_count == 0)
 
 
@@ -274,7 +278,7 @@ def test_an_error_is_500_and_counted(broker: Broker, monkeypatch: pytest.MonkeyP
         raise LookupError("broken")
 
     monkeypatch.setattr(node_metrics, "_broker_families", fail)
-    assert httpx.get(f"http://{broker.node.http_address}/metrics").status_code == 500
+    assert httpx.get(f"http://{broker.node.http_address}/metrics", timeout=60).status_code == 500
     assert broker.node.unexpected_errors == 1
     http = broker.node._http
     assert http is not None

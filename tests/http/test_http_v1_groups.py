@@ -1,6 +1,7 @@
 """Groups over `/v1`: consumers with commits, lag, and resets of offsets."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from moldau.http.v1 import consumers
+from support.http_connection import RawConnection, request_bytes
 from support.http_v1 import HttpBroker, error_code, http_broker, produce
 
 TOPICS = ("work", "shared", "rewind", "members", "expire", "busy")
@@ -91,15 +93,22 @@ def test_a_response_that_the_client_did_not_wait_for_is_returned_again(
     produce(broker.api, "lost", {"value": {"json": 2}})
     write_records = consumers.write_records
     written: list[int] = []
+    writing, left = threading.Event(), threading.Event()
 
     async def write_slowly(budget: Any, records: Any, form: Any) -> str:
-        await asyncio.sleep(1)
-        written.extend(each.offset for each in records)
+        if records:
+            writing.set()
+            await asyncio.to_thread(left.wait, 60)
+            # The node reads the end of the connection.
+            await asyncio.sleep(0.2)
+            written.extend(each.offset for each in records)
         return await write_records(budget, records, form)
 
     monkeypatch.setattr(consumers, "write_records", write_slowly)
-    with pytest.raises(httpx.ReadTimeout):
-        broker.api.post(f"{consumer}/poll", params={"max_records": 1}, timeout=0.5)
+    with RawConnection(f"{broker.api.base_url.host}:{broker.api.base_url.port}") as connection:
+        connection.send(request_bytes("POST", f"/v1{consumer}/poll?max_records=1&wait_ms=30000", b""))
+        assert writing.wait(60)
+    left.set()
     monkeypatch.undo()
     assert poll_when_idle(broker, consumer)[0] == (0, 2)
     assert written == [2]

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
@@ -148,14 +148,19 @@ class PostgresServer:
     def frozen(self) -> Iterator[None]:
         """Stops all processes of the server, while the kernel keeps their connections."""
         assert self._process is not None
-        processes = [self._process.pid, *_children(self._process.pid)]
+        stopped = [self._process.pid]
+        os.kill(self._process.pid, signal.SIGSTOP)
         try:
-            for process in processes:
-                os.kill(process, signal.SIGSTOP)
+            # The first process starts no others any more.
+            for process in _children(self._process.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGSTOP)
+                    stopped.append(process)
             yield
         finally:
-            for process in processes:
-                os.kill(process, signal.SIGCONT)
+            for process in stopped:
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGCONT)
 
     def _end(self, signal_number: int) -> None:
         process, self._process = self._process, None
