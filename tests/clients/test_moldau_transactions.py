@@ -251,7 +251,7 @@ def test_a_transaction_beyond_its_timeout_is_aborted(bootstrap: str, transaction
 
     async def test() -> None:
         async with with_topics(bootstrap) as (cluster, [topic]):
-            producer = transactional(cluster, transaction_timeout_ms=300)
+            producer = transactional(cluster, transaction_timeout_ms=2_000)
             await producer.start()
             if transaction_version < 2:
                 with pytest.raises(ProducerFencedError, match="transaction_timeout_ms"):

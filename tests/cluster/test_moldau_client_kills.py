@@ -15,7 +15,7 @@ from support.log_reader import all_records
 PARTITIONS = 3
 RECORDS_PER_KILL = 300
 """Records read between two kills."""
-TIMEOUT_S = 90.0
+TIMEOUT_S = 240.0
 GROUP = "readers"
 
 

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from moldau.client.consumer.fetcher import Fetcher
+from moldau.node import node
 from moldau.testing.broker import Broker
 from support.http_v1 import HttpBroker, error_code, http_broker, produce
 
@@ -170,16 +171,17 @@ def test_the_fetcher_of_a_disconnected_client_is_closed(broker: HttpBroker, monk
 
 
 def test_a_connection_stays_open_longer_than_an_idle_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("moldau.http.front_connection.IDLE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("moldau.http.front_connection.IDLE_TIMEOUT_S", 1)
     with http_broker({"one": 1}) as broker:
         url = f"{broker.api.base_url}topics/one/stream"
         # The first request loads the API, and the next connection is handed over at once.
         for _ in range(2):
-            response = httpx.get(url, params={"timeout_ms": 1_500}, timeout=60)
+            response = httpx.get(url, params={"timeout_ms": 2_500}, timeout=60)
             assert response.text.endswith(": keep-alive\n\n")
 
 
-def test_a_stream_ends_when_the_node_stops() -> None:
+def test_a_stream_ends_when_the_node_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "CLOSE_GRACE_S", 120)
     ended = threading.Event()
     with Broker({"one": 1}, {"http.port": "0"}) as broker:
         url = f"http://{broker.node.http_address}/v1/topics/one/stream"
@@ -199,7 +201,7 @@ def test_a_stream_ends_when_the_node_stops() -> None:
         started = time.monotonic()
     thread.join(30)
     assert ended.is_set()
-    assert time.monotonic() - started < 4
+    assert time.monotonic() - started < 60
 
 
 def wait_until(condition: Any) -> None:

@@ -34,8 +34,8 @@ def test_missing_topics_delay_others_only_once(outbox: str, tmp_path: Path, only
             wait_until(lambda: backlog(outbox) == 0, relay.output)
             return time.monotonic() - began
 
-        assert send(1) < 2.5 * 5, "all missing topics share one timeout of 5 s"
-        assert send(2) + send(3) < 5, "the relay remembers that they are missing"
+        assert send(1) < 3.5 * 5, "all missing topics share one timeout of 5 s"
+        assert send(2) + send(3) < 2 * 5, "the relay remembers that they are missing"
         asyncio.run(create(node.bootstrap, missing[0]))
         assert moldau("outbox", "retry", outbox, "1", "6").stdout == "2 events returned to the outbox.\n"
         wait_until(lambda: backlog(outbox) == 0, relay.output)

@@ -66,7 +66,8 @@ class Confluent:
 class Aiokafka:
     def produce(self, bootstrap: str, topic: str, values: Sequence[str], partition: int = 0) -> list[int]:
         async def produce() -> list[int]:
-            producer = AIOKafkaProducer(bootstrap_servers=bootstrap, enable_idempotence=True, request_timeout_ms=5_000)
+            # After this time without a leader, aiokafka gives up.
+            producer = AIOKafkaProducer(bootstrap_servers=bootstrap, enable_idempotence=True, request_timeout_ms=15_000)
             await producer.start()
             try:
                 sent = [await producer.send(topic, value.encode(), partition=partition) for value in values]
