@@ -287,7 +287,9 @@ def test_an_error_is_500_and_counted(broker: Broker, monkeypatch: pytest.MonkeyP
 
 
 def test_each_series_of_partitions_and_of_the_cluster_comes_from_one_node() -> None:
-    with Cluster(3, topics={"spread": 6}, settings={"http.port": "0"}) as cluster:
+    # A stalled leader keeps its role, because the test counts elections.
+    settings = {"http.port": "0", "controller.quorum.fetch.timeout.ms": "6000"}
+    with Cluster(3, topics={"spread": 6}, settings=settings) as cluster:
         for partition in range(6):
             produce(cluster.bootstrap, "spread", partition)
         nodes = dict(cluster.nodes)

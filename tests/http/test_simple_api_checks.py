@@ -65,6 +65,8 @@ PRODUCED = ["Produced first message", "Produced second message", "Produced third
 @pytest.fixture(scope="module")
 def running_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpCluster]:
     settings = {"cluster.secret": SECRET, "log.index.interval.bytes": "512"}
+    # A stalled leader keeps its role, because the tests count elections. A dead one is replaced without this timeout.
+    settings["controller.quorum.fetch.timeout.ms"] = "6000"
     directory = tmp_path_factory.mktemp("checks") / "cluster"
     with HttpCluster(directory, settings=settings, MAX_SEGMENT_SIZE_BYTES=str(SEGMENT_BYTES)) as cluster:
         yield cluster

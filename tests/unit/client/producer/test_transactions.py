@@ -485,7 +485,7 @@ def test_the_outcome_of_a_commit_is_unknown_until_it_is_repeated() -> None:
         assert not transaction.is_outcome_unknown
         assert set(ends(broker)) == {(0, True)}
 
-    run(test, max_block_ms=200, retry_backoff_max_ms=10)
+    run(test, max_block_ms=1_000, retry_backoff_max_ms=10)
 
 
 @pytest.mark.parametrize(("code", "outcome"), [(0, True), (48, False)])
@@ -503,7 +503,7 @@ def test_a_commit_of_unknown_outcome_can_be_resolved_without_its_transaction(cod
         await transact(producer)
         assert ends(broker)[-2:] == [(0, outcome), (1, True)]
 
-    run(test, max_block_ms=200, retry_backoff_max_ms=10)
+    run(test, max_block_ms=1_000, retry_backoff_max_ms=10)
 
 
 def test_the_next_transaction_completes_an_abort_that_timed_out() -> None:
@@ -519,7 +519,7 @@ def test_the_next_transaction_completes_an_abort_that_timed_out() -> None:
             await send(producer)
         assert ends(broker)[-2:] == [(0, False), (1, True)]
 
-    run(test, max_block_ms=200, retry_backoff_max_ms=10)
+    run(test, max_block_ms=1_000, retry_backoff_max_ms=10)
 
 
 def test_cancelling_a_block_aborts_it() -> None:
