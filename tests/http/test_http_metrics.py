@@ -72,7 +72,7 @@ def consume(bootstrap: str, topic: str) -> None:
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[Broker]:
-    settings = {"http.port": "0", "group.initial.rebalance.delay.ms": "0", "lag.sample.interval.ms": "200"}
+    settings = {"http.port": "0", "group.initial.rebalance.delay.ms": "0", "lag.sample.interval.ms": "1000"}
     with Broker({"orders": 2}, settings) as broker:
         yield broker
 
