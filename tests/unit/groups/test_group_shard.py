@@ -298,7 +298,7 @@ def test_a_slow_commit_fails_with_coordinator_not_available() -> None:
         await harness.commit(6)
         assert await harness.offsets() == [6]
 
-    run_scene(scene, commit_timeout_ms=20)
+    run_scene(scene, commit_timeout_ms=300)
 
 
 def test_a_request_that_timed_out_in_the_queue_does_not_run() -> None:
@@ -313,7 +313,7 @@ def test_a_request_that_timed_out_in_the_queue_does_not_run() -> None:
         with pytest.raises(GroupIdNotFoundError):
             await harness.describe()
 
-    run_scene(scene, commit_timeout_ms=20)
+    run_scene(scene, commit_timeout_ms=300)
 
 
 def test_groups_continue_after_a_transient_fsync_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -581,7 +581,7 @@ def test_a_new_leader_epoch_cancels_loading(caplog: Any) -> None:
 
 def test_a_member_without_heartbeats_is_removed() -> None:
     async def scene(harness: DriverHarness) -> None:
-        await harness.member(session_timeout_ms=20)
+        await harness.member(session_timeout_ms=300)
         assert (await harness.describe()).state is GroupState.STABLE
         while (await harness.describe()).state is not GroupState.EMPTY:
             await asyncio.sleep(0.005)
@@ -591,7 +591,7 @@ def test_a_member_without_heartbeats_is_removed() -> None:
 
 def test_session_timeouts_of_loaded_groups_run() -> None:
     async def scene(harness: DriverHarness) -> None:
-        await harness.member(session_timeout_ms=50)
+        await harness.member(session_timeout_ms=300)
         again = await harness.reopened()
         while (await again.describe()).state is not GroupState.EMPTY:
             await asyncio.sleep(0.005)
@@ -604,7 +604,7 @@ def test_timeouts_are_retried_after_a_failed_write(monkeypatch: Any, caplog: Any
     monkeypatch.setattr("moldau.coordinator.shard_driver.TICK_BACKOFF_MS", 10)
 
     async def scene(harness: DriverHarness) -> None:
-        await harness.member(session_timeout_ms=20)
+        await harness.member(session_timeout_ms=300)
         harness.log.append_error = StorageError("disk full")
         while "writing a change of groups failed" not in caplog.text:
             await asyncio.sleep(0.005)

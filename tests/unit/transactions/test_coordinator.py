@@ -435,7 +435,7 @@ def test_requests_wait_until_transactions_are_loaded(on_files: dict[str, str], m
 
 def test_unused_transactional_ids_expire() -> None:
     settings = {
-        "transactional.id.expiration.ms": "20",
+        "transactional.id.expiration.ms": "500",
         "transaction.remove.expired.transaction.cleanup.interval.ms": "10",
     }
 

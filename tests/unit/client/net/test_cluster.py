@@ -508,7 +508,7 @@ def test_leader_of_waits_for_a_leader() -> None:
 def test_leader_of_a_missing_partition_raises(partition: TopicPartition) -> None:
     async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
         with pytest.raises(KafkaError) as raised:
-            await cluster.leader_of(partition, timeout_ms=30)
+            await cluster.leader_of(partition, timeout_ms=500)
         assert raised.value.code is ErrorCode.unknown_topic_or_partition
 
     with_cluster(test)
@@ -519,7 +519,7 @@ def test_topics_are_created_by_brokers_only_on_request() -> None:
         await cluster.wait_for_topics(["orders"])
         assert not broker.received_requests[-1].request.allow_auto_topic_creation
         with pytest.raises(KafkaError):
-            await cluster.wait_for_topics(["new"], create=True, timeout_ms=1)
+            await cluster.wait_for_topics(["new"], create=True, timeout_ms=500)
         assert broker.received_requests[-1].request.allow_auto_topic_creation
         assert [each.name for each in broker.received_requests[-1].request.topics] == ["new"]
 
@@ -543,7 +543,7 @@ def test_a_topic_that_was_not_created_is_unknown_even_if_the_last_attempt_timed_
         respond, attempts = broker.scripts[ApiKey.METADATA], iter([True])
         broker.scripts[ApiKey.METADATA] = lambda request: respond(request) if next(attempts, False) else Hang
         with pytest.raises(KafkaError) as raised:
-            await cluster.wait_for_topics(["new"], create=True, timeout_ms=100)
+            await cluster.wait_for_topics(["new"], create=True, timeout_ms=500)
         assert raised.value.code is ErrorCode.unknown_topic_or_partition
 
     with_cluster(test)
@@ -727,7 +727,7 @@ def test_the_error_after_a_timeout_is_the_last_cause() -> None:
 def test_a_partition_missing_from_all_responses_is_an_error() -> None:
     async def test(broker: ScriptedBroker, cluster: Cluster) -> None:
         with pytest.raises(KafkaError, match="the response lacks orders-0"):
-            await list_offsets(cluster, {ORDERS: EARLIEST}, timeout_ms=30)
+            await list_offsets(cluster, {ORDERS: EARLIEST}, timeout_ms=500)
 
     with_cluster(test, {ApiKey.LIST_OFFSETS: lambda _: {"throttle_time": 0, "topics": []}})
 

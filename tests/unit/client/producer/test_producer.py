@@ -107,7 +107,7 @@ def test_a_batch_without_a_response_is_resent_on_a_new_connection() -> None:
         connections = [received.connection for received in broker.received_requests if received.api is ApiKey.PRODUCE]
         assert len(set(connections)) == 2
 
-    with_producer(test, {ApiKey.PRODUCE: in_turn([lambda _: Hang])}, request_timeout_ms=50, retry_backoff_max_ms=1)
+    with_producer(test, {ApiKey.PRODUCE: in_turn([lambda _: Hang])}, request_timeout_ms=500, retry_backoff_max_ms=1)
 
 
 def test_a_fatal_broker_error_is_reported() -> None:
