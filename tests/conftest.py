@@ -47,6 +47,8 @@ def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield EXTERNAL
         return
     settings = ["--group-initial-rebalance-delay-ms", "0"]
+    # Many records have old timestamps. A check of the retention, every five minutes, would delete them during a test.
+    settings += ["--log-retention-check-interval-ms", "86400000"]
     if STORE != "postgres":
         settings += ["--store", STORE]
     with BrokerProcess(tmp_path_factory.mktemp("shared") / "data", *settings) as served:

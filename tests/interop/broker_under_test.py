@@ -16,6 +16,8 @@ GROUPS = {
     "group.initial.rebalance.delay.ms": "0",
     "group.min.session.timeout.ms": "1000",
     "offsets.topic.num.partitions": "50",
+    # Many records have old timestamps. A check of the retention, every five minutes, would delete them during a test.
+    "log.retention.check.interval.ms": "86400000",
 }
 
 
@@ -36,5 +38,7 @@ def broker(
     # Makes the tests wait for topics: Kafka responds before a topic can be used.
     os.environ["MOLDAU_TEST_BOOTSTRAP"] = "Apache Kafka"
     named = {name: f"PLAINTEXT://{value}" for name, value in advertised.items()}
-    properties = {**GROUPS, **named, **(settings or {})}
+    # Kafka checks the retention for the first time after this delay.
+    delayed = {"log.initial.task.delay.ms": GROUPS["log.retention.check.interval.ms"]}
+    properties = {**GROUPS, **delayed, **named, **(settings or {})}
     return ApacheKafka(data_dir, properties, heap="512m", features=kafka_features)
