@@ -14,6 +14,8 @@ from support.topics import Topics, unique
 MEMBER_ID_REQUIRED = 79
 REBALANCE_IN_PROGRESS = 27
 COORDINATION = ("FindCoordinator", "JoinGroup", "SyncGroup")
+AUTO_COMMIT_FAR_AWAY = {"auto_commit_interval_ms": 3_600_000}
+"""Commits are due to rebalances and to the end of a consumer, however slow the machine is."""
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +56,7 @@ def test_a_first_consumer_finds_its_coordinator_joins_twice_leads_syncs_and_hear
     java: JavaClients, recorder: Recorder
 ) -> None:
     topic, group = Topics(recorder.bootstrap).create(partitions=3), unique()
-    first = consumer(java, recorder, group, "first", topic)
+    first = consumer(java, recorder, group, "first", topic, **AUTO_COMMIT_FAR_AWAY)
     wait_until_shared([first], partitions_of(topic, 3))
     recorder.wait_for_response(first.name, "Heartbeat")
     order = in_order(recorder, first)
@@ -103,8 +105,7 @@ def test_at_a_rebalance_a_consumer_commits_revokes_joins_and_syncs_in_order(
 ) -> None:
     topic, group = Topics(recorder.bootstrap).create(partitions=4), unique()
     java.produce(recorder.bootstrap, topic, [{"value": str(n), "partition": n % 4} for n in range(20)])
-    # Auto-commit is an hour away, so commits are due to the rebalance.
-    settings = {"auto_commit_interval_ms": 3_600_000, "heartbeat_interval_ms": 200}
+    settings = {**AUTO_COMMIT_FAR_AWAY, "heartbeat_interval_ms": 200}
     first = consumer(java, recorder, group, "first", topic, **settings)
     first.wait_for_records(20)
     wait_until_shared([first], partitions_of(topic, 4))
@@ -164,7 +165,7 @@ def test_a_cooperative_rebalance_commits_keeps_partitions_and_joins_again_to_rev
 def test_a_closing_consumer_commits_revokes_and_leaves(java: JavaClients, recorder: Recorder) -> None:
     topic, group = Topics(recorder.bootstrap).create(partitions=2), unique()
     java.produce(recorder.bootstrap, topic, [{"value": "x"}])
-    only = consumer(java, recorder, group, "only", topic, auto_commit_interval_ms=3_600_000)
+    only = consumer(java, recorder, group, "only", topic, **AUTO_COMMIT_FAR_AWAY)
     only.wait_for_records(1)
     before_ns = time.monotonic_ns()
     only.close()
@@ -209,7 +210,8 @@ def test_a_static_member_does_not_leave_and_needs_no_second_join(java: JavaClien
     topic, group = Topics(recorder.bootstrap).create(partitions=4), unique()
 
     def join(name: str) -> JavaConsumer:
-        return consumer(java, recorder, group, name, topic, group_instance_id=f"{name}-{group}")
+        settings = {**AUTO_COMMIT_FAR_AWAY, "group_instance_id": f"{name}-{group}"}
+        return consumer(java, recorder, group, name, topic, **settings)
 
     stays, restarts = join("stays"), join("restarts")
     wait_until_shared([stays, restarts], partitions_of(topic, 4))

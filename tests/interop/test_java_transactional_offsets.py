@@ -2,9 +2,15 @@
 
 import pytest
 from broker_under_test import Broker
-from java_clients import JavaClients
+from java_clients import JavaClients, JavaConsumer
 
 from support.topics import Topics, unique
+
+
+def offsets_reader(java: JavaClients, node: Broker, group: str, *partitions: str) -> JavaConsumer:
+    """A consumer that returns the group's offsets. It commits none: a slow test would find its auto-commit."""
+    settings = {"group_id": group, "enable_auto_commit": False}
+    return java.consumer(node.bootstrap, "offsets", partitions=partitions, **settings)
 
 
 @pytest.mark.parametrize("commit", [True, False])
@@ -17,7 +23,7 @@ def test_a_transaction_with_offsets_only(java: JavaClients, node: Broker, commit
         producer.send_offsets(group, {one: (number, "a note"), other: (number + 10, "")})
         producer.end(commit=commit)
     producer.close()
-    reader = java.consumer(node.bootstrap, "reader", group_id=group, partitions=[one, other])
+    reader = offsets_reader(java, node, group, one, other)
     expected = {one: [2, "a note"], other: [12, ""]} if commit else {one: None, other: None}
     assert reader.committed(one, other) == expected
 
@@ -32,7 +38,7 @@ def test_an_older_producer_is_fenced(java: JavaClients, node: Broker) -> None:
     new.send_offsets(group, {f"{topic}:0": (2, "")})
     new.end(commit=True)
     new.close()
-    reader = java.consumer(node.bootstrap, "reader", group_id=group, partitions=[f"{topic}:0"])
+    reader = offsets_reader(java, node, group, f"{topic}:0")
     assert reader.committed(f"{topic}:0") == {f"{topic}:0": [2, ""]}
 
 
@@ -52,5 +58,5 @@ def test_consume_transform_produce(java: JavaClients, node: Broker) -> None:
     producer.close()
     reader = java.consumer(node.bootstrap, "reader", target, group_id=unique(), isolation_level="read_committed")
     assert reader.wait_for_records(20) == [f"{number} of {2 * (number // 5) + 1}" for number in range(20)]
-    committed = java.consumer(node.bootstrap, "group", group_id=group, partitions=[f"{source}:0"])
+    committed = offsets_reader(java, node, group, f"{source}:0")
     assert committed.committed(f"{source}:0") == {f"{source}:0": [20, ""]}

@@ -130,7 +130,9 @@ def test_producers_continue_while_transaction_version_changes(
     old.close()
     reader = java.consumer(bootstrap, "reader", topic, group_id=unique(), isolation_level="read_committed")
     assert reader.wait_for_records(len(expected)) == expected
-    committed = java.consumer(bootstrap, "group", group_id=group, partitions=[partition])
+    # An auto-commit would replace the offset of the last transaction.
+    settings = {"group_id": group, "enable_auto_commit": False}
+    committed = java.consumer(bootstrap, "group", partitions=[partition], **settings)
     assert committed.committed(partition) == {partition: [len(expected), ""]}
 
 
