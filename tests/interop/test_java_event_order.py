@@ -179,7 +179,7 @@ def test_a_consumer_that_polls_too_late_leaves_and_rejoins_as_a_new_member(
     java: JavaClients, recorder: Recorder
 ) -> None:
     topic, group = Topics(recorder.bootstrap).create(partitions=2), unique()
-    slow = consumer(java, recorder, group, "slow", topic, max_poll_interval_ms=1000, enable_auto_commit=False)
+    slow = consumer(java, recorder, group, "slow", topic, max_poll_interval_ms=5000, enable_auto_commit=False)
     wait_until_shared([slow], partitions_of(topic, 2))
     before_ns = time.monotonic_ns()
     slow.stall()

@@ -29,6 +29,8 @@ from support.wire import WireClient, end_offset
 
 FORMATTER = "org.apache.kafka.tools.consumer.TransactionLogMessageFormatter"
 ONE_PARTITION = {"transaction.state.log.num.partitions": "1"}
+LAST_TIMEOUT_MS = 120_000
+"""The timeout of the transaction that stays open, other than that of the first ones. The tools take several seconds."""
 TIMES = ("transactionLastUpdateTimestampMs", "transactionStartTimestampMs")
 
 
@@ -51,7 +53,7 @@ def run_transactions(node: Broker) -> tuple[Coordinator, str, int]:
     assert coordinator.end_code(following, commit=False, version=4) == 0
     coordinator.wait_for("CompleteAbort")
     coordinator.add(following, (topic, 0), version=3)
-    fenced = coordinator.init(timeout_ms=5_000)
+    fenced = coordinator.init(timeout_ms=LAST_TIMEOUT_MS)
     assert fenced == (producer[0], 3)
     coordinator.add(fenced, (topic, 0), version=5)
     return coordinator, topic, producer[0]
@@ -81,8 +83,8 @@ def expected_values(topic: str, producer_id: int) -> list[dict[str, Any]]:
         value(1, 1, [0], 0),
         value(2, 3, [0], 2),
         value(2, 5, [], 2),
-        value(3, 0, None, 2, 5_000),
-        value(3, 1, [0], 2, 5_000),
+        value(3, 0, None, 2, LAST_TIMEOUT_MS),
+        value(3, 1, [0], 2, LAST_TIMEOUT_MS),
     ]
 
 
@@ -174,7 +176,7 @@ def test_the_transactions_tool_lists_describes_and_terminates(
     assert rows(transactions("list", "--transactional-id-pattern", "other")) == []
     assert rows(transactions("list", "--duration-filter", "600000")) == []
     (described,) = rows(transactions("describe", "--transactional-id", coordinator.id))
-    assert described[1:6] == [coordinator.id, str(producer_id), "3", "Ongoing", "5000"]
+    assert described[1:6] == [coordinator.id, str(producer_id), "3", "Ongoing", str(LAST_TIMEOUT_MS)]
     assert described[-1] == f"{topic}-0"
     transactions("forceTerminateTransaction", "--transactionalId", coordinator.id)
     state = coordinator.wait_for("Empty")

@@ -284,7 +284,7 @@ async def invalid_calls_raise_clear_errors(fixture: ConsumerFixture) -> None:
 async def an_unknown_partition_is_an_error(fixture: ConsumerFixture) -> None:
     topic = fixture.topics.create()
     consumer = fixture.consumer()
-    consumer.cluster.request_timeout_ms = 1_000
+    consumer.cluster.request_timeout_ms = 3_000
     async with consumer:
         consumer.assign([TopicPartition(topic, 7)])
         with pytest.raises(KafkaError) as raised:
