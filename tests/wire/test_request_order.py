@@ -282,15 +282,17 @@ def test_two_fetches_of_one_session_do_not_overlap(client: WireClient, topics: T
 
 
 def test_a_request_behind_a_parked_join_does_not_start(client: WireClient, node: Broker, group: str) -> None:
-    client.request(*join_group(group, rebalance_timeout_ms=3_000))
+    first = client.request(*join_group(group))
     topic = unique()
     with WireClient(node.bootstrap) as second:
-        # The join waits for the first member, which does not join again, until the rebalance timeout.
+        # The join waits for the first member, which does not join again, until that leaves.
         write_at_once(second, join_group(group), create_topic(topic))
         deadline = time.monotonic() + 0.5
         while time.monotonic() < deadline:
             assert partition_count(client.request(*metadata(topic))) == 0
         assert not select.select([second.socket], [], [], 0)[0], "the join has completed"
+        left = {"group_id": group, "members": [{"member_id": first["member_id"], "group_instance_id": None}]}
+        assert client.request(LEAVE_GROUP, 4, left)["error_code"] == 0
         assert second.receive(JOIN_GROUP, 3)[1]["error_code"] == 0
         assert second.receive(CREATE_TOPICS, 5)[1]["topics"][0]["error_code"] == 0
 

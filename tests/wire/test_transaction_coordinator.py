@@ -298,7 +298,7 @@ def test_a_timed_out_transaction_is_aborted(start_node: Any, topics: Topics) -> 
         coordinator = Coordinator(client)
         name = Topics(node.bootstrap).create()
         producer = coordinator.init(timeout_ms=1_000)
-        coordinator.add(producer, (name, 0))
+        assert coordinator.add_codes(producer, (name, 0)) == [NONE]
         # Kafka looks for timed out transactions every 10 s.
         state = coordinator.wait_for("CompleteAbort")
         assert state["producer_epoch"] == producer[1] + 1
