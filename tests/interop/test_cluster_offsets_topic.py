@@ -85,9 +85,18 @@ def test_the_offsets_topic_grows_from_one_replica_to_three_while_a_group_works(
     executed = tools.run(REASSIGN, *at(cluster), *file, "--execute", "--throttle", THROTTLE)
     assert "Successfully started partition reassignments" in executed
     assert f"The inter-broker throttle limit was set to {THROTTLE} B/s" in executed
-    brokers = tools.run(CONFIGS, *at(cluster), "--entity-type", "brokers", "--describe")
-    assert brokers.count(f"leader.replication.throttled.rate={THROTTLE} ") == 3
-    assert brokers.count(f"follower.replication.throttled.rate={THROTTLE} ") == 3
+
+    def brokers() -> str:
+        return tools.run(CONFIGS, *at(cluster), "--entity-type", "brokers", "--describe")
+
+    def is_throttled() -> bool:
+        printed = brokers()
+        return all(
+            printed.count(f"{side}.replication.throttled.rate={THROTTLE} ") == 3 for side in ("leader", "follower")
+        )
+
+    # Every node describes its own config, which it may apply a little later.
+    cluster.wait_until(is_throttled, "all brokers are throttled")
     cluster.wait_until(
         lambda: "in progress" not in tools.run(REASSIGN, *at(cluster), *file, "--verify", "--preserve-throttles"),
         "the reassignment is complete",
@@ -96,10 +105,15 @@ def test_the_offsets_topic_grows_from_one_replica_to_three_while_a_group_works(
     assert verified.count("is completed") == PARTITIONS
     assert "Clearing broker-level throttles on brokers 1,2,3" in verified
     assert f"Clearing topic-level throttles on topic {OFFSETS_TOPIC}" in verified
-    assert "throttled" not in tools.run(CONFIGS, *at(cluster), "--entity-type", "brokers", "--describe")
-    found = describe_topic(tools, cluster, OFFSETS_TOPIC)
-    assert {partition: replicas for partition, (_, replicas, _) in found.items()} == wanted
-    assert all(sorted(isr) == [1, 2, 3] for _, _, isr in found.values())
+    cluster.wait_until(lambda: "throttled" not in brokers(), "no broker is throttled")
+
+    def is_moved() -> bool:
+        found = describe_topic(tools, cluster, OFFSETS_TOPIC)
+        return {partition: replicas for partition, (_, replicas, _) in found.items()} == wanted and all(
+            sorted(isr) == [1, 2, 3] for _, _, isr in found.values()
+        )
+
+    cluster.wait_until(is_moved, "all partitions have the wanted replicas in sync")
     assert "No partition reassignments found." in tools.run(REASSIGN, *at(cluster), "--list")
 
     coordinator = java.admin(cluster.bootstrap, "describeGroup", group="workers")["coordinator"]

@@ -36,6 +36,10 @@ def new_topic(cluster: BrokerProcessCluster, partitions: int = 1, replicas: int 
     return topic
 
 
+def leaders(tools: Tools, cluster: BrokerProcessCluster, topic: str) -> dict[int, int]:
+    return {part: leader for part, (leader, _, _) in describe_topic(tools, cluster, topic).items()}
+
+
 def values(count: int) -> list[dict[str, object]]:
     return [{"value": f"value-{number}", "partition": 0} for number in range(count)]
 
@@ -54,16 +58,21 @@ def test_kafka_topics_spreads_replicas_and_shows_under_replicated_partitions(
         assert topic not in tools.run(TOPICS, *at(cluster), "--describe", kind)
     cluster.kill(3)
     cluster.wait_until(lambda: 3 not in cluster.isr(topic, 5), "node 3 is out of the in-sync sets")
-    under = tools.run(TOPICS, *at(cluster), "--describe", "--under-replicated-partitions")
-    assert len(re.findall(rf"Topic: {topic}\s+Partition: \d\s+Leader: [12]\s", under)) == 6
+
+    def under_replicated() -> list[str]:
+        printed = tools.run(TOPICS, *at(cluster), "--describe", "--under-replicated-partitions")
+        return re.findall(rf"Topic: {topic}\s+Partition: \d\s+Leader: [12]\s", printed)
+
+    def states() -> list[tuple[str, str]]:
+        endpoints = tools.run(CLUSTER, "list-endpoints", *at(cluster), "--include-fenced-brokers")
+        return re.findall(r"^(\d)\s.*\s(fenced|unfenced)\s", endpoints, re.MULTILINE)
+
+    # The tools may ask a node that learns of the death a little later.
+    cluster.wait_until(lambda: len(under_replicated()) == 6, "all partitions are under-replicated")
     for kind in lacking[1:]:
         assert topic not in tools.run(TOPICS, *at(cluster), "--describe", kind)
-    endpoints = tools.run(CLUSTER, "list-endpoints", *at(cluster), "--include-fenced-brokers")
-    assert re.findall(r"^(\d)\s.*\s(fenced|unfenced)\s", endpoints, re.MULTILINE) == [
-        ("1", "unfenced"),
-        ("2", "unfenced"),
-        ("3", "fenced"),
-    ]
+    expected = [("1", "unfenced"), ("2", "unfenced"), ("3", "fenced")]
+    cluster.wait_until(lambda: states() == expected, "node 3 is fenced")
 
 
 def test_kafka_leader_election_elects_the_preferred_replica(tools: Tools, cluster: BrokerProcessCluster) -> None:
@@ -77,7 +86,8 @@ def test_kafka_leader_election_elects_the_preferred_replica(tools: Tools, cluste
     elected = tools.run(ELECTION, *at(cluster), "--election-type", "preferred", "--all-topic-partitions")
     assert "Successfully completed leader election (PREFERRED)" in elected
     assert f"{topic}-{away[0]}" in elected
-    assert {part: leader for part, (leader, _, _) in describe_topic(tools, cluster, topic).items()} == preferred
+    # The tool may ask a node that applies the election a little later.
+    cluster.wait_until(lambda: leaders(tools, cluster, topic) == preferred, "the preferred replicas lead")
     one = ["--topic", topic, "--partition", "0"]
     again = tools.run(ELECTION, *at(cluster), "--election-type", "preferred", *one)
     assert f"Valid replica already elected for partitions {topic}-0" in again
@@ -105,7 +115,7 @@ def test_an_unclean_election_happens_only_when_the_tool_requests_it(
         tools.run(ELECTION, *at(cluster), "--election-type", "preferred", *one)
     elected = tools.run(ELECTION, *at(cluster), "--election-type", "unclean", *one)
     assert f"Successfully completed leader election (UNCLEAN) for partitions {topic}-0" in elected
-    assert describe_topic(tools, cluster, topic)[0][0] == behind
+    cluster.wait_until(lambda: leaders(tools, cluster, topic) == {0: behind}, "the other replica leads")
     assert [each["offset"] for each in java.produce(cluster.bootstrap, topic, values(1))] == [10]
     cluster.start(leader)
     cluster.wait_in_sync(topic)
@@ -175,9 +185,14 @@ def test_a_throttled_reassignment_is_slow_until_the_throttle_is_removed(
     java.produce(cluster.bootstrap, topic, large)
     file = ["--reassignment-json-file", str(plan(tmp_path / "move.json", topic, {0: [1, 2]}))]
     tools.run(REASSIGN, *at(cluster), *file, "--execute", "--throttle", "20000")
-    described_topic = tools.run(CONFIGS, *at(cluster), "--entity-type", "topics", "--entity-name", topic, "--describe")
-    assert "leader.replication.throttled.replicas=0:1 " in described_topic
-    assert "follower.replication.throttled.replicas=0:2 " in described_topic
+
+    def is_throttled() -> bool:
+        entity = ["--entity-type", "topics", "--entity-name", topic]
+        described = tools.run(CONFIGS, *at(cluster), *entity, "--describe")
+        replicas = ("leader.replication.throttled.replicas=0:1 ", "follower.replication.throttled.replicas=0:2 ")
+        return all(each in described for each in replicas)
+
+    cluster.wait_until(is_throttled, "the topic has throttled replicas")
     # Writes do not wait for the throttled replica, which is not in the ISR.
     java.produce(cluster.bootstrap, topic, values(5))
     assert f"{topic}-0 is still in progress" in tools.run(
@@ -204,9 +219,16 @@ def test_a_reassignment_can_be_cancelled(
     tools.run(REASSIGN, *at(cluster), *file, "--execute", "--throttle", "10000")
     called_off = tools.run(REASSIGN, *at(cluster), *file, "--cancel")
     assert f"Successfully cancelled partition reassignment for: {topic}-0" in called_off
-    _, replicas, isr = describe_topic(tools, cluster, topic)[0]
-    assert sorted(replicas) == sorted(isr) == [1, 2]
-    assert "throttled" not in tools.run(CONFIGS, *at(cluster), "--entity-type", "brokers", "--describe")
+
+    def has_moved_back() -> bool:
+        _, replicas, isr = describe_topic(tools, cluster, topic)[0]
+        return sorted(replicas) == sorted(isr) == [1, 2]
+
+    def is_throttled() -> bool:
+        return "throttled" in tools.run(CONFIGS, *at(cluster), "--entity-type", "brokers", "--describe")
+
+    cluster.wait_until(has_moved_back, "the partition has its earlier replicas")
+    cluster.wait_until(lambda: not is_throttled(), "the throttles are removed")
     for replicas, refusal in (([1, 9], "9"), ([1, 1], "duplicate|once|twice")):
         wrong = plan(tmp_path / "wrong.json", topic, {0: replicas})
         with pytest.raises(KafkaFailed, match=refusal):
@@ -272,8 +294,12 @@ def test_a_dead_node_is_unregistered_and_rejoins_as_a_new_one(
     cluster.kill(3)
     cluster.wait_until(lambda: cluster.isr(topic) == [1, 2], "node 3 is out of the in-sync set")
     assert "Broker 3 is no longer registered" in tools.run(CLUSTER, "unregister", *at(cluster), "--id", "3")
-    endpoints = tools.run(CLUSTER, "list-endpoints", *at(cluster), "--include-fenced-brokers")
-    assert re.findall(r"^(\d)\s", endpoints, re.MULTILINE) == ["1", "2"]
+
+    def listed() -> list[str]:
+        endpoints = tools.run(CLUSTER, "list-endpoints", *at(cluster), "--include-fenced-brokers")
+        return re.findall(r"^(\d)\s", endpoints, re.MULTILINE)
+
+    cluster.wait_until(lambda: listed() == ["1", "2"], "all nodes know that node 3 is not registered")
     with pytest.raises(KafkaFailed, match="BrokerIdNotRegistered"):
         tools.run(CLUSTER, "unregister", *at(cluster), "--id", "3")
     java.produce(cluster.bootstrap, topic, values(20))
