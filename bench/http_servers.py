@@ -12,7 +12,7 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
-from tests.interop.apache_kafka import free_port
+from tests.support.ports import free_port
 
 from bench.brokers import START_TIMEOUT_S, STOP_TIMEOUT_S, Broker, BrokerFailed, Durability, Moldau
 from bench.cluster_nodes import MoldauCluster

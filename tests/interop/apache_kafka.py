@@ -17,6 +17,8 @@ from types import TracebackType
 from typing import IO, Self
 from xml.sax.saxutils import escape
 
+from tests.support.ports import free_port
+
 KAFKA_VERSION = "4.3.0"
 COORDINATES = (
     ("org.apache.kafka", "kafka_2.13", KAFKA_VERSION),
@@ -117,13 +119,6 @@ def available() -> str | None:
     except KafkaUnavailable as error:
         return str(error)
     return None
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _tail(text: str, lines: int = 12) -> str:

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from apache_kafka import ApacheKafka, available, free_port
+from apache_kafka import ApacheKafka, available
 
 from moldau.client import Admin, AuthenticationError, Cluster, Consumer, KafkaError, Producer
 from moldau.client.security.config import Security, parse_security
 from support.certificates import KEY_PASSWORD, Certificates, make_certificates
+from support.ports import free_port
 from support.topics import unique
 
 DEADLINE_S = 60

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -13,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
+
+from support.ports import free_port
 
 STARTED_WITHIN_S = 120.0
 
@@ -30,7 +31,7 @@ class StandaloneCluster:
         self._memory = memory
         self._processes: list[subprocess.Popen[bytes]] = []
         self._logs: list[IO[bytes]] = []
-        self._port, self._page_port = _free_port(), _free_port()
+        self._port, self._page_port = free_port(), free_port()
         self.url = f"spark://127.0.0.1:{self._port}"
 
     def __enter__(self) -> Self:
@@ -118,8 +119,3 @@ def moldau(*arguments: str, environ: Mapping[str, str], within_s: float = 240.0)
         text=True,
         timeout=within_s,
     )
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from apache_kafka import free_port
-
 from applications.application_process import ApplicationProcess, java_application, write_properties
+from support.ports import free_port
 
 START_TIMEOUT_S = 60
 STANDALONE = "org.apache.kafka.connect.cli.ConnectStandalone"
