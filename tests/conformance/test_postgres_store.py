@@ -17,6 +17,7 @@ import pytest
 
 from moldau.errors import RecordTooLargeError, StorageError
 from moldau.logs.postgres import database, deletion, log
+from moldau.logs.postgres import store as store_module
 from moldau.logs.postgres.files import FileTable
 from moldau.logs.postgres.log import PostgresLog
 from moldau.logs.postgres.schema import check_server
@@ -58,6 +59,13 @@ def schema(request: pytest.FixtureRequest) -> Iterator[str]:
     for fixture in ("server", "newest"):
         if fixture in request.fixturenames:
             drop_schema(request.getfixturevalue(fixture), name)
+
+
+@pytest.fixture(params=["one statement", "COPY"])
+def commit_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How the store commits its appends: small ones, as in these tests, with one statement."""
+    if request.param == "COPY":
+        monkeypatch.setattr(store_module, "AT_ONCE_BYTES_MAX", -1)
 
 
 @asynccontextmanager
@@ -113,6 +121,7 @@ def suppress_unavailable() -> suppress:
 # Lost connections
 
 
+@pytest.mark.usefixtures("commit_path")
 def test_a_commit_whose_answer_is_lost_is_neither_lost_nor_repeated(server: PostgresServer, schema: str) -> None:
     async def body() -> None:
         async with PostgresProxy(server) as proxy, started(proxy.url, schema) as store:
@@ -134,6 +143,7 @@ def test_a_commit_whose_answer_is_lost_is_neither_lost_nor_repeated(server: Post
     asyncio.run(body())
 
 
+@pytest.mark.usefixtures("commit_path")
 def test_a_commit_that_the_server_has_not_received_is_repeated(server: PostgresServer, schema: str) -> None:
     async def body() -> None:
         async with PostgresProxy(server) as proxy, started(proxy.url, schema) as store:
@@ -149,6 +159,7 @@ def test_a_commit_that_the_server_has_not_received_is_repeated(server: PostgresS
     asyncio.run(body())
 
 
+@pytest.mark.usefixtures("commit_path")
 def test_an_answer_that_is_lost_while_the_server_goes_away_is_resolved_later(
     newest: PostgresServer, schema: str
 ) -> None:
@@ -171,6 +182,7 @@ def test_an_answer_that_is_lost_while_the_server_goes_away_is_resolved_later(
     asyncio.run(body())
 
 
+@pytest.mark.usefixtures("commit_path")
 @pytest.mark.parametrize("seed", range(2))
 def test_connections_cut_at_any_byte_lose_and_repeat_nothing(server: PostgresServer, schema: str, seed: int) -> None:
     async def body() -> None:
@@ -184,7 +196,8 @@ def test_connections_cut_at_any_byte_lose_and_repeat_nothing(server: PostgresSer
                 writer = asyncio.create_task(append_until(log, 25, values, acknowledged))
                 while not writer.done():
                     await asyncio.sleep(rng.uniform(0, 0.03))
-                    proxy.cut_after_bytes = rng.randrange(40_000)
+                    if proxy.cut_after_bytes is None and proxy.cuts <= 5:
+                        proxy.cut_after_bytes = rng.randrange(40_000)
                     with suppress_unavailable():
                         found = await values_of(log)
                         assert found == values[: len(found)]
@@ -409,6 +422,7 @@ def test_a_second_store_waits_and_then_refuses_the_schema(
     asyncio.run(body())
 
 
+@pytest.mark.usefixtures("commit_path")
 def test_a_store_that_was_replaced_is_fenced(server: PostgresServer, schema: str) -> None:
     async def body() -> None:
         async with started(server.url, schema) as first:
@@ -435,6 +449,7 @@ def test_a_store_that_was_replaced_is_fenced(server: PostgresServer, schema: str
     asyncio.run(body())
 
 
+@pytest.mark.usefixtures("commit_path")
 def test_a_transaction_of_a_replaced_owner_is_rolled_back(newest: PostgresServer, schema: str) -> None:
     """Its session may still be open, for example if the lock was released by an operator."""
 
@@ -450,6 +465,33 @@ def test_a_transaction_of_a_replaced_owner_is_rolled_back(newest: PostgresServer
     asyncio.run(body())
 
 
+@pytest.mark.usefixtures("commit_path")
+def test_a_commit_that_waits_for_a_new_owner_is_rolled_back(newest: PostgresServer, schema: str) -> None:
+    """The statement has begun before the other process owns the schema."""
+
+    async def body() -> None:
+        async with started(newest.url, schema) as store:
+            log = await open_log(store)
+            await append(log, b"never acknowledged")
+            async with await psycopg.AsyncConnection.connect(newest.url) as other:
+                await other.execute(f"update {schema}.node set incarnation = gen_random_uuid()")
+                flush = asyncio.create_task(log.flush())
+                waiting = (
+                    "select pid from pg_stat_activity where wait_event_type = 'Lock' and application_name = "
+                    f"'moldau {schema} writer'"
+                )
+                async with asyncio.timeout(10):
+                    while not query(newest, schema, waiting):
+                        await asyncio.sleep(0.01)
+            with pytest.raises(StorageError, match="another process owns the schema"):
+                await flush
+            assert query(newest, schema, "select * from batch") == []
+            assert query(newest, schema, "select end_offset from log") == [(0,)]
+
+    asyncio.run(body())
+
+
+@pytest.mark.usefixtures("commit_path")
 def test_a_log_that_another_program_has_changed_goes_offline_alone(newest: PostgresServer, schema: str) -> None:
     async def body() -> None:
         async with started(newest.url, schema) as store:
@@ -539,6 +581,7 @@ async def waiting_session(server: PostgresServer) -> int:
     return pid
 
 
+@pytest.mark.usefixtures("commit_path")
 @pytest.mark.parametrize("function", ["pg_terminate_backend", "pg_cancel_backend"])
 def test_a_commit_that_no_standby_has_is_not_acknowledged(schema: str, function: str) -> None:
     """Ending or cancelling a session that waits for the standby makes its commit visible without it."""
@@ -619,6 +662,7 @@ def test_a_log_whose_name_was_created_late_for_an_earlier_topic_can_be_opened(sc
         asyncio.run(body(own))
 
 
+@pytest.mark.usefixtures("commit_path")
 def test_a_commit_in_doubt_at_the_end_is_not_taken_for_the_next_one(newest: PostgresServer, schema: str) -> None:
     async def body() -> None:
         async with PostgresProxy(newest) as proxy, started(proxy.url, schema, patience_s=0.3) as store:
@@ -885,6 +929,7 @@ def raise_on_insert(server: PostgresServer, schema: str, code: str, condition: s
     query(server, schema, "create trigger refuse before insert on batch for each row execute function refuse()")
 
 
+@pytest.mark.usefixtures("commit_path")
 def test_a_full_disk_refuses_commits_until_there_is_space(server: PostgresServer, schema: str) -> None:
     async def body() -> None:
         async with started(server.url, schema) as store:

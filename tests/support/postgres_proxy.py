@@ -6,7 +6,8 @@ from typing import Self
 
 from support.postgres import PostgresServer
 
-_COMMIT = b"COMMIT\x00"
+_COMMIT = re.compile(rb"COMMIT\x00|with owner as")
+"""The end of a transaction, or a transaction in one statement (not yet prepared)."""
 _KEY_DATA = re.compile(rb"K\x00\x00\x00[\x0c-\xff](....)", re.DOTALL)
 
 
@@ -95,7 +96,7 @@ class PostgresProxy:
                     self.cut()
                     return
                 continue
-            if _COMMIT in data:
+            if _COMMIT.search(data):
                 if self.loses_commit:
                     self.loses_commit = False
                     self.cuts += 1

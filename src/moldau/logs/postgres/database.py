@@ -84,6 +84,8 @@ _INSUFFICIENT_RESOURCES = "53"
 Connection = psycopg.AsyncConnection[Any]
 Cursor = psycopg.AsyncCursor[Any]
 Work = Callable[[Cursor], Awaitable[None]]
+Statement = tuple[str, Mapping[str, object]]
+"""A statement with its parameters."""
 
 _CONFIGURATION_ERRORS = (
     postgres_errors.InvalidPassword,
@@ -343,11 +345,15 @@ class Database:
         async with self.exclusive():
             pass
 
-    async def execute_exclusively(self, work: Work) -> None:
+    async def execute_exclusively(self, work: Work, at_once: Statement | None = None) -> None:
         """Executes a transaction. The caller holds the lock and must not be cancelled.
 
         If the server is unreachable, the transaction is repeated for a while. If its commit may have been executed, it
         is repeated until the server tells.
+
+        `at_once` is a statement that does the same as the whole transaction in one round trip. It has the parameters
+        `number` and `incarnation`, and divides by zero if it finds another owner or other rows than expected. Then
+        `work` is executed to find out why.
         """
         self.check()
         loop = asyncio.get_running_loop()
@@ -364,16 +370,21 @@ class Database:
                         await self._replicate(connection, number)
                         break
                     is_in_doubt = False
-                async with connection.transaction(), connection.cursor(binary=True) as cursor:
-                    await cursor.execute(
-                        "update node set commit_number = %s where incarnation = %s and commit_number = %s",
-                        (number, self._incarnation, number - 1),
-                    )
-                    if cursor.rowcount != 1:
-                        self.fail(f"another process owns the schema {self.schema} now")
-                        self.check()
-                    await work(cursor)
+                if at_once is not None:
                     is_in_doubt, self._is_wait_cancelled = True, False
+                    if not await self._execute_at_once(connection, at_once, number):
+                        is_in_doubt, at_once = False, None
+                if at_once is None:
+                    async with connection.transaction(), connection.cursor(binary=True) as cursor:
+                        await cursor.execute(
+                            "update node set commit_number = %s where incarnation = %s and commit_number = %s",
+                            (number, self._incarnation, number - 1),
+                        )
+                        if cursor.rowcount != 1:
+                            self.fail(f"another process owns the schema {self.schema} now")
+                            self.check()
+                        await work(cursor)
+                        is_in_doubt, self._is_wait_cancelled = True, False
                 if self._is_wait_cancelled:
                     await self._replicate(connection, number)
                 break
@@ -381,6 +392,8 @@ class Database:
                 is_lost = self._writer is None or self._writer.closed
                 if not is_lost and not isinstance(error, postgres_errors.ReadOnlySqlTransaction):
                     raise storage_error("writing to Postgres", error)  # noqa: B904 - it has its cause
+                if not is_lost:
+                    is_in_doubt = False
                 await self._drop_writer()
                 reason = describe(error)
                 if not is_logged:
@@ -396,6 +409,15 @@ class Database:
         self._commit_number = number
         if is_logged:
             log.info("connected to Postgres again", address=self.address)
+
+    async def _execute_at_once(self, connection: Connection, statement: Statement, number: int) -> bool:
+        """Executes a transaction of one statement. Returns whether it found its rows; if not, it has no effect."""
+        text, parameters = statement
+        try:
+            await connection.execute(text, {**parameters, "number": number, "incarnation": self._incarnation})
+        except postgres_errors.DivisionByZero:
+            return False
+        return True
 
     async def _replicate(self, connection: Connection, number: int) -> None:
         """Waits until the synchronous standbys have an executed commit.

@@ -90,6 +90,29 @@ where log.id = new.id and log.end_offset = new.previous_end and log.state = 'liv
 returning log.id
 """
 
+COMMIT_AT_ONCE = """
+with owner as (
+    update node set commit_number = %(number)s::bigint
+    where incarnation = %(incarnation)s and commit_number = %(number)s::bigint - 1
+    returning 1
+), ends as (
+    update log set end_offset = new.end_offset, leader_epochs = coalesce(new.leader_epochs, log.leader_epochs)
+    from unnest(%(logs)s::bigint[], %(previous_ends)s::bigint[], %(ends)s::bigint[], %(epochs)s::text[])
+        as new (id, previous_end, end_offset, leader_epochs)
+    where log.id = new.id and log.end_offset = new.previous_end and log.state = 'live' and exists (select from owner)
+    returning 1
+), added as (
+    insert into batch (log_id, base_offset, last_offset, max_timestamp, leader_epoch, size, data)
+    select log_id, base_offset, last_offset, max_timestamp, leader_epoch, length(data), data from unnest(
+        %(log_ids)s::bigint[], %(base_offsets)s::bigint[], %(last_offsets)s::bigint[], %(max_timestamps)s::bigint[],
+        %(leader_epochs)s::integer[], %(data)s::bytea[]
+    ) as new (log_id, base_offset, last_offset, max_timestamp, leader_epoch, data)
+)
+select 1 / (exists (select from owner) and (select count(*) from ends) = cardinality(%(logs)s::bigint[]))::integer
+"""
+"""A whole transaction in one statement. Nothing is executed, because of a division by zero, if another process owns the
+schema or a log does not end where it should."""
+
 ADD_ABORTED = """
 insert into aborted_transaction (log_id, last_offset, producer_id, first_offset, last_stable_offset)
 select * from unnest(
