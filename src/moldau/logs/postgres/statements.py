@@ -105,7 +105,7 @@ with owner as (
     insert into batch (log_id, base_offset, last_offset, max_timestamp, leader_epoch, size, data)
     select log_id, base_offset, last_offset, max_timestamp, leader_epoch, length(data), data from unnest(
         %(log_ids)s::bigint[], %(base_offsets)s::bigint[], %(last_offsets)s::bigint[], %(max_timestamps)s::bigint[],
-        %(leader_epochs)s::integer[], %(data)s::bytea[]
+        %(leader_epochs)s::integer[], %(data)b::bytea[]
     ) as new (log_id, base_offset, last_offset, max_timestamp, leader_epoch, data)
 )
 select 1 / (exists (select from owner) and (select count(*) from ends) = cardinality(%(logs)s::bigint[]))::integer
@@ -206,7 +206,7 @@ where {_FROM_OFFSET} and base_offset < %(below)s and last_offset < %(below)s
 REMOVE_BATCHES = "delete from batch where log_id = %(log)s and base_offset = any(%(base_offsets)s::bigint[])"
 REPLACE_BATCHES = """
 update batch set data = new.data, size = length(new.data), max_timestamp = new.max_timestamp
-from unnest(%(base_offsets)s::bigint[], %(max_timestamps)s::bigint[], %(data)s::bytea[])
+from unnest(%(base_offsets)s::bigint[], %(max_timestamps)s::bigint[], %(data)b::bytea[])
     as new (base_offset, max_timestamp, data)
 where log_id = %(log)s and batch.base_offset = new.base_offset
 """

@@ -28,8 +28,8 @@ UNCOMMITTED_BYTES_MAX = 64 * 1024 * 1024
 """Memory for batches that are not committed yet. Above it, appends wait."""
 COMMIT_BYTES_MAX = 16 * 1024 * 1024
 """How much one transaction writes, so that it does not delay the next one for long."""
-AT_ONCE_BYTES_MAX, AT_ONCE_BATCHES_MAX = 64 * 1024, 4
-"""Up to this size, one INSERT that commits itself is faster than a transaction with COPY."""
+AT_ONCE_BYTES_MAX = 256 * 1024
+"""Up to this size, one statement that commits itself is faster than a transaction with COPY."""
 COMMIT_DELAY_S = 0.2
 """How long batches stay uncommitted at most without a flush, as with write.caching."""
 SLOW_COMMIT_MS = 2_000
@@ -390,8 +390,7 @@ def _copy_chunks(taken: Sequence[Appends]) -> Iterator[bytes | memoryview]:
 def _at_once(taken: Sequence[Appends]) -> Statement | None:
     """Returns one statement for a small commit; None if COPY needs less CPU time, or if there is more to write."""
     batches = [(appends.log.id, batch) for appends in taken for batch in appends.batches]
-    size = sum(len(batch.data) for _, batch in batches)
-    is_small = size <= AT_ONCE_BYTES_MAX and len(batches) <= AT_ONCE_BATCHES_MAX
+    is_small = sum(len(batch.data) for _, batch in batches) <= AT_ONCE_BYTES_MAX
     if not is_small or any(appends.aborted or appends.snapshot is not None for appends in taken):
         return None
     parameters = {
