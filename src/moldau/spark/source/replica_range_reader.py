@@ -4,12 +4,15 @@ Moldau and Kafka serve consumers from every replica, up to the high watermark th
 """
 
 from moldau.client.consumer.completed_fetch import READ_COMMITTED, CompletedFetch, parse_batches
+from moldau.observe.logging import get_logger
 from moldau.spark.errors import SparkSourceError
 from moldau.spark.loop_thread import event_loop_thread
 from moldau.spark.source.data_loss import report_data_loss
 from moldau.spark.source.offset_ranges import OffsetRange
 from moldau.spark.source.options import SourceOptions
 from moldau.spark.source.replica_reader import ReplicaReader, ReplicaReadError
+
+_log = get_logger("spark.source")
 
 
 class ReplicaRangeReader:
@@ -38,6 +41,13 @@ class ReplicaRangeReader:
                 self._log_start = reader.log_start
                 self._report_loss(requested)
             if data is None:
+                empty_from = max(requested, self._log_start or 0)
+                if empty_from < self._range.end:
+                    _log.warning(
+                        f"{partition} on broker {self._broker} has no records from offset {empty_from} to "
+                        f"{self._range.end}: the broker repeatedly returned none, although its log continues. They "
+                        "were compacted, or the broker's storage is too slow"
+                    )
                 return None
             position = reader.position
             parsed = parse_batches(partition, data, position, fetch.isolation_level, self._range.end)

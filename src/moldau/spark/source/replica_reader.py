@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from moldau.client.consumer.completed_fetch import READ_COMMITTED, READ_UNCOMMITTED
+from moldau.client.consumer.fetch_position import EMPTY_DURATION_MIN_S, EMPTY_RESPONSES_MIN
 from moldau.client.errors import ConnectionLostError, ErrorCode, KafkaError
 from moldau.client.net.cluster import Cluster
 from moldau.client.record import TopicPartition
@@ -23,8 +24,6 @@ _MAX_WAIT_MS = 500
 _RETRY_BACKOFF_MS = 200
 _STORAGE_ERRORS_MAX = 3
 """How often a batch is requested again after a storage error, which is rarely transient."""
-_EMPTY_RESPONSES_MAX = 2
-"""A broker that cannot read in time returns an empty response although it has records, so one is not enough."""
 
 _STORAGE_CODES = (ErrorCode.kafka_storage_error, ErrorCode.corrupt_message, ErrorCode.unknown_server_error)
 
@@ -69,6 +68,8 @@ class ReplicaReader:
         self._bytes_max = fetch_bytes
         self._storage_errors = 0
         self._empty_responses = 0
+        """The number of consecutive empty responses that came when the replica should have all records up to `end`."""
+        self._empty_since_s = 0.0
 
     async def next(self) -> Message | None:
         """Returns the partition's part of the next response with records; None at the end.
@@ -137,9 +138,15 @@ class ReplicaReader:
         is_committed = self._isolation_level == READ_COMMITTED
         readable_end = data.last_stable_offset if is_committed else data.high_watermark
         if readable_end >= self._end:
+            now_s = asyncio.get_running_loop().time()
+            if self._empty_responses == 0:
+                self._empty_since_s = now_s
             self._empty_responses += 1
-            if self._empty_responses >= _EMPTY_RESPONSES_MAX:
+            if self._empty_responses >= EMPTY_RESPONSES_MIN and now_s - self._empty_since_s >= EMPTY_DURATION_MIN_S:
                 self.position = self._end
+            else:
+                # A broker that cannot read in time also returns an empty response.
+                await asyncio.sleep(_RETRY_BACKOFF_MS / 1000)
             return
         if readable_end > self._readable_end:
             self._readable_end = readable_end

@@ -14,7 +14,7 @@ from moldau.records.control_records import EndTransaction
 from moldau.records.record import Record
 from moldau.spark.errors import DataLossError, SparkSourceError, user_facing_errors
 from moldau.spark.loop_thread import event_loop_thread
-from moldau.spark.source import range_reader
+from moldau.spark.source import range_reader, replica_reader
 from moldau.spark.source.columns import TYPES, requested_columns
 from moldau.spark.source.offset_ranges import OffsetRange
 from moldau.spark.source.options import SourceOptions, parse_source_options
@@ -352,16 +352,22 @@ def test_an_empty_response_is_retried(scripted: Any) -> None:
         count += 1
         return (Log(end=2) if count <= 3 else log).fetch(received)
 
-    assert offsets(scripted(fetch).bootstrap, "t", 0, 2) == [0, 1]
+    broker = scripted(fetch)
+    assert offsets(broker.bootstrap, "t", 0, 2) == [0, 1]
+    count = 0
+    assert offsets(broker.bootstrap, "t", 0, 2, replica="7") == [0, 1]
 
 
 def test_offsets_without_records_are_logged(
     scripted: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(replica_reader, "EMPTY_DURATION_MIN_S", 0)
     monkeypatch.setattr(fetch_position, "EMPTY_DURATION_MIN_S", 0)
     broker = scripted(Log((0, 0, batch(0, "a")), end=5).fetch)
     assert offsets(broker.bootstrap, "t", 0, 4) == [0]
     assert f"t-0 at {broker.bootstrap} has no records from offset 1 to 4" in caplog.text
+    assert offsets(broker.bootstrap, "t", 0, 4, replica="7") == [0]
+    assert "t-0 on broker 7 has no records from offset 1 to 4" in caplog.text
 
 
 # Data loss
