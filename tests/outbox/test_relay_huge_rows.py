@@ -42,10 +42,24 @@ def test_a_huge_value_is_a_dead_letter_and_never_in_memory(outbox: str, relay: R
     assert "300,000,000" in moldau("outbox", "dead", outbox).stdout
 
 
-def test_headers_whose_text_is_too_long_for_postgres_are_a_dead_letter(outbox: str) -> None:
-    with psycopg.connect(outbox, autocommit=True) as connection:
+@pytest.mark.parametrize(
+    ("insert", "shown"),
+    [
         # As text, each of these characters takes six bytes.
-        connection.execute("SELECT moldau.produce('t', 'h', '{}', jsonb_build_object('h', repeat(chr(1), 190000000)))")
+        ("SELECT moldau.produce('t', 'h', '{}', jsonb_build_object('h', repeat(chr(1), 190000000)))", "190,000"),
+        # The largest jsonb: nothing can be appended to it.
+        (
+            """INSERT INTO moldau.outbox (topic, key, value, headers)
+            VALUES ('t', 'h', '{}', jsonb_build_object('h', repeat('a', 268435442)))""",
+            "268,435",
+        ),
+    ],
+)
+def test_headers_that_are_too_large_for_functions_of_postgres_are_a_dead_letter(
+    outbox: str, insert: str, shown: str
+) -> None:
+    with psycopg.connect(outbox, autocommit=True) as connection:
+        connection.execute(insert)
         connection.execute("SELECT moldau.produce('t', 'good', '{}')")
 
     async def next_batch() -> NextBatch:
@@ -57,7 +71,7 @@ def test_headers_whose_text_is_too_long_for_postgres_are_a_dead_letter(outbox: s
             return batch if batch.rows else await batches.next(10, FIELD_BYTES_MAX)
 
     assert [each.key for each in asyncio.run(next_batch()).rows] == [b"good"]
-    assert "190,000" in moldau("outbox", "dead", outbox).stdout
+    assert shown in moldau("outbox", "dead", outbox).stdout
 
 
 @pytest.mark.parametrize("field", ["key", "value", "headers"])

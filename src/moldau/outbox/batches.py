@@ -21,9 +21,9 @@ FIELD_BYTES_MAX = 32 * 1024 * 1024
 """A row with a larger key or value or larger headers never reaches the relay, which could run out of memory."""
 
 # As text, one byte of a header can take six, and a text of more than 1 GB is an error. So the text of headers that are
-# large in memory is never made. Appending an empty array decompresses them.
-_HEADERS_BYTES = f"""CASE WHEN pg_column_size(headers || '[]') > {4 * FIELD_BYTES_MAX}
-    THEN pg_column_size(headers || '[]') ELSE octet_length(headers::text) END"""
+# large in memory is never made. The element with an empty path is all of them, decompressed.
+_HEADERS_BYTES = f"""CASE WHEN pg_column_size(headers #> '{{}}') > {4 * FIELD_BYTES_MAX}
+    THEN pg_column_size(headers #> '{{}}') ELSE octet_length(headers::text) END"""
 _ROW_COLUMNS = f"""topic, partition,
     CASE WHEN octet_length(key) <= {FIELD_BYTES_MAX} THEN key END,
     CASE WHEN octet_length(value) <= {FIELD_BYTES_MAX} THEN value END,
