@@ -159,6 +159,37 @@ def test_a_commit_that_the_server_has_not_received_is_repeated(server: PostgresS
     asyncio.run(body())
 
 
+def test_no_statement_follows_a_commit_of_one_statement(
+    newest: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a DEALLOCATE of psycopg, which an operator may cancel instead of the commit."""
+
+    async def body() -> None:
+        async with started(newest.url, schema) as store:
+            # psycopg prepares a statement for each combination of the types of its parameters.
+            starts = (0, 2**15, 2**31)
+            logs = [await open_log(store, LogName("orders", number)) for number in range(len(starts))]
+            for log, start in zip(logs, starts, strict=True):
+                await log.truncate_fully_and_start_at(start)
+            writer = store.database._writer
+
+            def deallocate(connection: object, name: bytes | None) -> Iterator[None]:
+                if connection is writer:
+                    raise psycopg.errors.QueryCanceled("canceling statement due to user request")
+                yield from original(connection, name)
+
+            original: Any = psycopg.AsyncConnection._deallocate
+            monkeypatch.setattr(psycopg.AsyncConnection, "_deallocate", deallocate)
+            for log, start in zip(logs, starts, strict=True):
+                for _ in range(5):
+                    await append(log, b"x")
+                    await log.flush()
+                assert log.durable_offset == start + 5
+
+    monkeypatch.setattr(psycopg._preparing.PrepareManager, "prepared_max", 1)
+    asyncio.run(body())
+
+
 @pytest.mark.usefixtures("commit_path")
 def test_an_answer_that_is_lost_while_the_server_goes_away_is_resolved_later(
     newest: PostgresServer, schema: str

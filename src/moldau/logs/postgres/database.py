@@ -234,6 +234,9 @@ class Database:
 
     def _use_writer(self, connection: Connection) -> None:
         connection.add_notice_handler(self._on_notice)
+        # psycopg deallocates statements above its limit right after another one. If that was a transaction of one
+        # statement, an error would not mean any more that it was not executed.
+        connection.prepared_max = None
         self._writer, self._writer_pid = connection, connection.info.backend_pid
 
     def _on_notice(self, notice: psycopg.errors.Diagnostic) -> None:
