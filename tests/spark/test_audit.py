@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import moldau.spark
 from moldau.cli.commands import app
+from moldau.cli.exit_codes import ExitCode
 from moldau.records.batch import split
 from moldau.spark.audit.findings import Difference, PartitionResult
 from moldau.spark.audit.run import AuditOptions, audit
@@ -310,7 +311,7 @@ def test_a_replica_on_a_node_that_is_down_is_a_difference(
 
     keep_session(monkeypatch, spark)
     unknown = invoke(cluster, "no-such-topic")
-    assert unknown.exit_code == 1
+    assert unknown.exit_code == ExitCode.NOT_FOUND
     assert "moldau topic list" in unknown.stderr
 
 
