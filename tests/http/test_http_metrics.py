@@ -273,6 +273,17 @@ def test_requests_behind_metrics_on_a_connection_are_answered_in_order(broker: B
         assert connection.request("POST", "/metrics").status == 405
 
 
+def test_a_slow_head_behind_metrics_times_out(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("moldau.http.front_connection.HEAD_TIMEOUT_S", 0.2)
+    address = broker.node.http_address
+    assert address is not None
+    with RawConnection(address) as connection:
+        connection.send(b"GET /metrics HTTP/1.1\r\n\r\nGET /livez HTT")
+        assert connection.receive().status == 200
+        assert connection.receive().status == 408
+        assert connection.is_closed()
+
+
 def test_an_error_is_500_and_counted(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise LookupError("broken")

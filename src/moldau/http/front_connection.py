@@ -113,6 +113,9 @@ class FrontConnection(asyncio.Protocol):
                 if end > HEAD_BYTES_MAX or (end < 0 and len(self._received) > HEAD_BYTES_MAX):
                     self.reject(431, f"the head of the request is larger than {HEAD_BYTES_MAX} bytes")
                 elif end < 0:
+                    if self._timer is None:
+                        # The bytes arrived while the response before them was written.
+                        self._start_timer(HEAD_TIMEOUT_S, self._on_head_timeout)
                     return
                 else:
                     self._handle_request(parse_head(bytes(self._received[:end])), end + len(HEAD_END))
