@@ -147,11 +147,13 @@ def _count(broker: Broker, partition: FetchPartition, result: FetchResult, param
 
 def _note_isolation_level(level: int, session: RequestContext, broker: Broker) -> None:
     connection = session.connection
-    if connection.isolation_level is None:
-        connection.close_callbacks.add(partial(broker.isolation_levels.forget, connection.number))
+    is_first = connection.isolation_level is None
     connection.isolation_level = level
     client = ClientIdentity(session.client_id or "", session.client_host)
     broker.isolation_levels.note(connection.number, client, is_read_committed=level == READ_COMMITTED)
+    if is_first:
+        # If the connection was closed while the request waited, this calls `forget` at once.
+        connection.close_callbacks.add(partial(broker.isolation_levels.forget, connection.number))
 
 
 def _resolve_session(

@@ -88,6 +88,13 @@ class Fetcher:
         self._broker = broker.node.broker
         self._session = RequestContext(client(), version, "test")
 
+    def close(self) -> None:
+        self._session.connection.close_callbacks.close()
+
+    @property
+    def read_committed_client_count(self) -> int:
+        return len(self._broker.isolation_levels.read_committed_clients())
+
     def partition(self, index: int) -> Partition:
         found = self._broker.replica_manager.get("orders", index)
         assert found is not None
@@ -109,6 +116,7 @@ class Fetcher:
         max_bytes: int = 1_000_000,
         partition_max_bytes: int = 1_000_000,
         forgotten: list[int] | None = None,
+        isolation_level: int = 0,
         **more: int,
     ) -> dict[str, Any]:
         partitions = [
@@ -121,7 +129,7 @@ class Fetcher:
             max_wait=max_wait,
             min_bytes=min_bytes,
             max_bytes=max_bytes,
-            isolation_level=0,
+            isolation_level=isolation_level,
             session_id=session[0],
             session_epoch=session[1],
             topics=[{"topic": "orders", "partitions": partitions}] if partitions else [],
@@ -153,6 +161,21 @@ def on_broker(
             await test(Fetcher(broker, version))
 
     asyncio.run(asyncio.wait_for(main(), 10))
+
+
+@pytest.mark.parametrize("is_closed_first", [False, True])
+def test_the_isolation_level_of_a_closed_connection_is_forgotten(is_closed_first: bool) -> None:
+    async def test(fetcher: Fetcher) -> None:
+        if is_closed_first:
+            # The client has disconnected while its request waited for the node to be ready.
+            fetcher.close()
+        await fetcher.fetch({0: 0}, isolation_level=1)
+        if not is_closed_first:
+            assert fetcher.read_committed_client_count == 1
+            fetcher.close()
+        assert fetcher.read_committed_client_count == 0
+
+    on_broker(test)
 
 
 def test_an_incremental_fetch_returns_only_changes() -> None:
