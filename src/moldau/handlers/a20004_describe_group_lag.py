@@ -1,8 +1,9 @@
 """DescribeGroupLag: returns the latest sample of the lag of groups (an API of Moldau).
 
 Only the coordinator of a group has samples; another broker returns NOT_COORDINATOR. An empty list of groups means all
-groups of the broker. Partitions that were not sampled yet are sampled now. Unknown offsets, lags, times and rates are
--1. The member is the one to which the partition is assigned.
+groups of the broker; while some are loading, the error is COORDINATOR_LOAD_IN_PROGRESS, as with ListGroups. Partitions
+that were not sampled yet are sampled now. Unknown offsets, lags, times and rates are -1. The member is the one to which
+the partition is assigned.
 """
 
 from collections.abc import Mapping
@@ -36,7 +37,10 @@ async def describe_group_lag(
 ) -> DescribeGroupLagResponse:
     sampler = broker.lag_sampler
     sampler.request()
-    group_ids = list(dict.fromkeys(request.group_ids)) or broker.groups.group_ids()
+    group_ids = list(dict.fromkeys(request.group_ids))
+    if not group_ids:
+        # Raises an error while groups are loading, which would be missing in the response.
+        group_ids = [each.group_id for each in await broker.groups.list_groups()]
     time_slice = TimeSlice(broker.platform.clock)
     for group_id in group_ids:
         if not sampler.has_sampled(group_id):
