@@ -105,13 +105,14 @@ def _large_response(
     cached = _cached_response(request, requested, session, broker)
     if cached is not None:
         return cached
+    image, key = broker.metadata.image, _cache_key(request, requested, session, broker)
     response, has_missing_topics = _describe(request, requested, session, broker)
     body = bytearray()
     encoder(ApiKey.METADATA, session.api_version, "response")(body, response)
     encoded = EncodedResponse(bytes(body))
-    if not has_missing_topics:
-        # Missing topics are not in the image, so requests for them must be handled one by one: each may create topics.
-        image, key = broker.metadata.image, _cache_key(request, requested, session, broker)
+    # Missing topics are not in the image, so requests for them must be handled one by one: each may create topics. And
+    # the lease may have ended while the response was built, so that it is unknown for which key it is right.
+    if not has_missing_topics and key == _cache_key(request, requested, session, broker):
         broker.metadata_cache.put(image, key, encoded.body)
     return encoded
 

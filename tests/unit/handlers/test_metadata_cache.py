@@ -115,6 +115,23 @@ def test_every_change_that_clients_see_makes_a_new_response(change: Callable[[Ad
     assert (after != before) == (change is not suspect)
 
 
+def test_a_response_is_not_kept_if_the_lease_ends_while_it_is_built() -> None:
+    broker = new_broker()
+    with pytest.MonkeyPatch.context() as patch:
+        describe = a03_metadata._describe
+
+        def describe_and_end_lease(*arguments: Any) -> Any:
+            built = describe(*arguments)
+            end_lease(broker)
+            return built
+
+        patch.setattr(a03_metadata, "_describe", describe_and_end_lease)
+        body(broker)
+    after = body(broker)
+    broker.metadata_cache = MetadataResponseCache()
+    assert after == body(broker)
+
+
 def test_requests_with_other_options_get_other_responses() -> None:
     broker = new_broker()
     names: list[dict[str, Any]] = [{"name": name, "topic_id": None} for name in TOPICS]
