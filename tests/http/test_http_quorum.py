@@ -9,6 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from moldau.raft.raft_client import RaftClient
+from moldau.raft.snapshot_format import SnapshotContents
 from moldau.testing import Broker
 from support.broker_process import BrokerProcess
 from support.broker_process_cluster import as_environment
@@ -277,6 +279,25 @@ def test_the_start_of_a_compacted_log_comes_from_its_snapshot(only_moldau: None,
         assert removed in ([], ["create-topic", "delete-topic"])
         assert read_one_by_one(node.client) == found
         assert "Traceback" not in process.output()
+
+
+def test_a_snapshot_that_is_replaced_during_the_read_is_no_gap(
+    only_moldau: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Broker(settings={"http.port": "0", "http.kraft.open": "true"}) as broker:
+        read_base_snapshot = RaftClient.read_base_snapshot
+
+        async def read_and_replace(quorum: RaftClient) -> SnapshotContents | None:
+            found = await read_base_snapshot(quorum)
+            patch.setattr(RaftClient, "log_start_offset", property(lambda _: 1))
+            return found
+
+        with httpx.Client(base_url=f"http://{broker.node.http_address}", timeout=60) as client:
+            with monkeypatch.context() as patch:
+                patch.setattr(RaftClient, "read_base_snapshot", read_and_replace)
+                response = client.post("/kraft/v1/fetchMetadata", json=FETCH)
+            assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+            assert client.post("/kraft/v1/fetchMetadata", json=FETCH).status_code == 200
 
 
 def wait_for_log_start(data_dir: Path) -> int:

@@ -153,6 +153,8 @@ async def fetch_metadata(
             reader.start_snapshot(snapshot.id, topic_count)
             for each in slices:
                 await run(partial(reader.add_snapshot_values, each))
+        if quorum.log_start_offset > (0 if snapshot is None else snapshot.id.end_offset):
+            raise OffsetOutOfRangeError("the log starts at a newer snapshot now")
         async for batch in quorum.committed_batches():
             await run(partial(reader.add_batch, batch))
             if reader.is_full:
