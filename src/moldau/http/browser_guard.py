@@ -16,10 +16,10 @@ def find_refusal(method: str, headers: Mapping[str, str], http_host: str) -> str
 
     `headers` has lower-case names. `http_host` is the address that the server listens on.
     """
-    if headers.get("sec-fetch-site") == "cross-site":
-        # A link to a document of the API is harmless.
-        is_link = method in ("GET", "HEAD") and headers.get("sec-fetch-mode") == "navigate"
-        return None if is_link else CROSS_SITE
+    # A link to a document of the API is harmless, unless its host name belongs to a site: see below.
+    is_link = method in ("GET", "HEAD") and headers.get("sec-fetch-mode") == "navigate"
+    if headers.get("sec-fetch-site") == "cross-site" and not is_link:
+        return CROSS_SITE
     if not _is_loopback(http_host):
         return None
     host = _host_name(headers.get("host", ""))

@@ -26,6 +26,7 @@ LOCAL, ALL = "127.0.0.1", "0.0.0.0"
         ("POST", LOCAL, {"host": "localhost:1", "sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, False),
         ("GET", LOCAL, {"host": "localhost:1", "sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, True),
         ("GET", LOCAL, {"host": "localhost:1", "sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}, False),
+        ("GET", LOCAL, {"host": "example.com", "sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, False),
         ("POST", LOCAL, {"host": "localhost:1", "sec-fetch-site": "same-origin", "origin": "http://x.com"}, True),
         ("POST", LOCAL, {"host": "localhost:1", "origin": "http://localhost:3000"}, True),
         ("POST", LOCAL, {"host": "localhost:1", "origin": "http://example.com"}, False),
