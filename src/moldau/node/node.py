@@ -370,6 +370,10 @@ class Node:
             ready=asyncio.Event(),
             listeners=self._listeners,
         )
+        # Without this, a node whose metrics nobody reads would keep the counts of all topics that it ever had.
+        metadata.add_publisher(
+            lambda delta, image: self._broker.topic_metrics.keep_only(image.topics) if delta.topics_deleted else None
+        )
         controller_channel.local_handler = partial(execute_forwarded, broker=self._broker)
         self._dispatcher = Dispatcher(self._broker, REGISTRY)
 
