@@ -35,6 +35,11 @@ _UNAVAILABLE = frozenset(
         ErrorCode.leader_not_available,
         ErrorCode.broker_not_available,
         ErrorCode.coordinator_not_available,
+        # A failover takes longer than the command waits.
+        ErrorCode.coordinator_load_in_progress,
+        ErrorCode.not_coordinator,
+        ErrorCode.not_controller,
+        ErrorCode.not_leader_or_follower,
     }
 )
 
