@@ -1,11 +1,14 @@
 """A small ext4 file system in a file, as the disk of one node: it can be filled, and lose power."""
 
+import errno
 import os
 import shutil
 import subprocess
 from pathlib import Path
 
 from chaos.namespaces import IsolationUnavailable
+
+_REST_BYTES = 8 * 1024
 
 
 class LoopDisk:
@@ -40,9 +43,16 @@ class LoopDisk:
 
     def fill(self) -> None:
         """Uses up all free space."""
-        free = shutil.disk_usage(self.path).free
         with self._filler.open("wb") as filler:
-            os.posix_fallocate(filler.fileno(), 0, max(1, free - 8 * 1024))
+            step = shutil.disk_usage(self.path).total
+            while step >= 4096 and (free := shutil.disk_usage(self.path).free) > _REST_BYTES:
+                try:
+                    os.posix_fallocate(filler.fileno(), filler.seek(0, os.SEEK_END), min(step, free - _REST_BYTES))
+                except OSError as error:
+                    # A node has written since the free space was read.
+                    if error.errno != errno.ENOSPC:
+                        raise
+                    step //= 2
             os.fsync(filler.fileno())
 
     def remove_filler(self) -> None:
