@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
+# Relative, because benchmarks import this file as `tests.support.postgres`.
 from .ports import free_port
 
 START_TIMEOUT_S = 60.0

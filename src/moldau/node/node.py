@@ -370,7 +370,7 @@ class Node:
             ready=asyncio.Event(),
             listeners=self._listeners,
         )
-        # Without this, a node whose metrics nobody reads would keep the counts of all topics that it ever had.
+        # A scrape also drops the counts of deleted topics, but a node may never be scraped.
         metadata.add_publisher(
             lambda delta, image: self._broker.topic_metrics.keep_only(image.topics) if delta.topics_deleted else None
         )

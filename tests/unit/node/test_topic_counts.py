@@ -1,4 +1,4 @@
-"""Counts of topics on a node whose metrics nobody reads."""
+"""Counts of topics on a node that is never scraped."""
 
 import asyncio
 

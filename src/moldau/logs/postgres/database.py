@@ -396,6 +396,7 @@ class Database:
                 if not is_lost and not isinstance(error, postgres_errors.ReadOnlySqlTransaction):
                     raise storage_error("writing to Postgres", error)  # noqa: B904 - it has its cause
                 if not is_lost:
+                    # The server has refused the transaction, because it is read-only.
                     is_in_doubt = False
                 await self._drop_writer()
                 reason = describe(error)

@@ -110,7 +110,7 @@ with owner as (
 )
 select 1 / (exists (select from owner) and (select count(*) from ends) = cardinality(%(logs)s::bigint[]))::integer
 """
-"""A whole transaction in one statement. Nothing is executed, because of a division by zero, if another process owns the
+"""A whole transaction in one statement. It divides by zero, and so has no effect, if another process owns the
 schema or a log does not end where it should."""
 
 ADD_ABORTED = """
